@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from kimistream.checkpoint.formats import WeightFormat
 
-class WeightFormat(IntEnum):
-    """How the weights of one matrix are stored; every form is widened exactly to float32."""
-
-    BF16 = 0
-    F32 = 1
-    F16 = 2
-    MXFP4 = 3
-    """E2M1 codes, two to a byte, with one E8M0 scale for each 32 columns (ARCHITECTURE section 8)."""
+__all__ = ["Activation", "WeightFormat"]
 
 
 class Activation(IntEnum):
