@@ -1,4 +1,8 @@
-"""The stored forms a matrix may have, as small integers that kernels switch on."""
+"""What kernels switch on: the stored forms of a matrix, and the gated activations.
+
+Knows: small integers.
+Does not know: where the matrices are.
+"""
 
 from __future__ import annotations
 

@@ -9,36 +9,23 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kimistream.checkpoint.config import ModelConfig
 from kimistream.checkpoint.names import embedding_name
 from kimistream.checkpoint.table import Checkpoint
 from kimistream.errors import NumberError, UsageError
 from kimistream.kernels.gather import widen
-from kimistream.stream.arena import Arena
-from kimistream.stream.reader import Priority, Reader
+from kimistream.stream.reader import Reader
 
 Floats = npt.NDArray[np.float32]
-_AT_ONCE = 32
-"""Rows read together; bounds the buffer, whatever the pass's size."""
-
-
-def embedding_bytes(checkpoint: Checkpoint, reader_span: int) -> int:
-    """Bytes of the buffer for gathering."""
-    ref = checkpoint.dense(embedding_name(checkpoint.config))
-    return _AT_ONCE * (ref.nbytes // ref.shape[0] + reader_span)
 
 
 class Embedding:
     """Gathers embedding rows as float32."""
 
     def __init__(self, checkpoint: Checkpoint, reader: Reader) -> None:
-        config: ModelConfig = checkpoint.config
-        self._ref = checkpoint.dense(embedding_name(config))
-        self._vocab = config.vocab_size
+        self._ref = checkpoint.dense(embedding_name(checkpoint.config))
+        self._vocab = checkpoint.config.vocab_size
         self._row_bytes = self._ref.nbytes // self._ref.shape[0]
         self._reader = reader
-        _, self._stride, _ = reader.span(0, self._row_bytes + reader.alignment)
-        self._arena = Arena(_AT_ONCE * self._stride)
 
     def gather(self, ids: npt.NDArray[np.int32], out: Floats) -> None:
         """out[t] = the row of ids[t], widened; out: float32 `[T, hidden]`.
@@ -52,33 +39,20 @@ class Embedding:
                 f"(0 to {self._vocab - 1})",
                 "Use the tokenizer of this checkpoint.",
             )
-        unique, back = np.unique(ids, return_inverse=True)
-        rows_of = [np.flatnonzero(back == i) for i in range(len(unique))]
-        for first in range(0, len(unique), _AT_ONCE):
-            self._gather(unique[first : first + _AT_ONCE], rows_of[first : first + _AT_ONCE], out)
+        seen: dict[int, int] = {}
+        for t, token in enumerate(ids.tolist()):
+            if token in seen:
+                np.copyto(out[t], out[seen[token]])
+                continue
+            seen[token] = t
+            self._read(token, out[t])
 
-    def _gather(
-        self, ids: npt.NDArray[np.int32], rows_of: list[npt.NDArray[np.int64]], out: Floats
-    ) -> None:
-        tickets, leads = [], []
-        for i, token in enumerate(ids):
-            offset = self._ref.offset + int(token) * self._row_bytes
-            start, length, lead = self._reader.span(offset, self._row_bytes)
-            buffer = self._arena.view(i * self._stride, length)
-            tickets.append(self._reader.submit(self._ref.file, start, length, buffer, Priority.EXPERT))
-            leads.append(lead)
-        for i, (token, rows) in enumerate(zip(ids, rows_of, strict=True)):
-            self._reader.wait(tickets[i])
-            row = out[rows[0]]
-            widen(self._ref.format, self._arena.address + i * self._stride + leads[i], len(row), row)
-            if not np.isfinite(row).all():
-                raise NumberError(
-                    f"tensor {self._ref.name} holds a NaN or an infinity in row {int(token)}",
-                    "The file is damaged or was converted wrongly: fetch the shard that holds it again.",
-                )
-            for other in rows[1:]:
-                np.copyto(out[other], row)
-
-    def close(self) -> None:
-        """Free the buffer."""
-        self._arena.close()
+    def _read(self, token: int, row: Floats) -> None:
+        offset = self._ref.offset + token * self._row_bytes
+        stored = np.frombuffer(self._reader.read_now(self._ref.file, offset, self._row_bytes), np.uint8)
+        widen(self._ref.format, stored.ctypes.data, len(row), row)
+        if not np.isfinite(row).all():
+            raise NumberError(
+                f"tensor {self._ref.name} holds a NaN or an infinity in row {token}",
+                "The file is damaged or was converted wrongly: fetch the shard that holds it again.",
+            )

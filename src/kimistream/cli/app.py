@@ -1,0 +1,63 @@
+"""The command line as a whole: its commands, and how a failure becomes words and an exit code.
+
+Knows: the exit codes (0 done, 1 refused or failed, 2 usage, 130 interrupted).
+Does not know: what the commands do.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from cyclopts import App, CycloptsError
+
+from kimistream import __version__
+from kimistream.cli.run import run
+from kimistream.errors import Interrupted, KimistreamError, UsageError
+
+app = App(
+    name="kimistream",
+    version=__version__,
+    help="Run Kimi K3 from disk on one ordinary machine, exactly and within a memory budget.",
+)
+app.command(run)
+
+EXAMPLES = {
+    "run": 'kimistream run CHECKPOINT --prompt "Hello" --memory 8GB --max-tokens 64',
+}
+"""A call that works, for each command."""
+
+
+def run_app(arguments: list[str]) -> int:
+    """Run one command line; the exit code. Failures are one message on stderr, never a traceback."""
+    try:
+        _command(arguments)
+        sys.stdout.flush()
+    except KimistreamError as error:
+        return _fail(error, arguments)
+    except KeyboardInterrupt:
+        return _fail(Interrupted("interrupted"), arguments)
+    except BrokenPipeError:
+        # the reader of stdout went away: nobody is left to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0
+
+
+def _command(arguments: list[str]) -> None:
+    try:
+        app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        raise UsageError(" ".join(str(error).split())) from None
+
+
+def _fail(error: KimistreamError, arguments: list[str]) -> int:
+    name = arguments[0] if arguments else ""
+    remedy = error.remedy
+    if isinstance(error, UsageError) and name in EXAMPLES:
+        remedy = f"{remedy}\n" if remedy else ""
+        remedy += f"For example: {EXAMPLES[name]}\nAll options: kimistream {name} --help"
+    print(f"kimistream: {error.what}", file=sys.stderr)
+    if remedy:
+        print(remedy, file=sys.stderr)
+    return error.exit_code

@@ -1,0 +1,66 @@
+"""Option values: what a person types, turned into numbers or refused with an example.
+
+Knows: the words of the command line.
+Does not know: what the options do.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from kimistream.errors import UsageError
+
+DEMO = "demo"
+"""In place of a checkpoint directory: the model embedded in the package."""
+
+
+def checkpoint_path(text: str) -> Path:
+    """A checkpoint directory, or the embedded model for the word `demo`."""
+    if text == DEMO and not Path(text).exists():
+        from kimistream.demo import path
+
+        return path()
+    return Path(text)
+
+
+def at_least(option: str, value: int | None, least: int) -> int | None:
+    """Refuse a number below its least."""
+    if value is not None and value < least:
+        raise UsageError(f"{option} {value}: must be {least} or more")
+    return value
+
+
+def prompt_ids(text: str) -> list[int]:
+    """Token ids written as `1,2,3` (commas, spaces or both)."""
+    ids = []
+    for word in text.replace(",", " ").split():
+        try:
+            ids.append(int(word))
+        except ValueError:
+            raise UsageError(f"--ids: {word!r} is not a token id", "Write ids as 1008,10484,318.") from None
+    return ids
+
+
+def read_prompt_file(path: str) -> str:
+    """The text of a file, or of standard input for `-`; UTF-8."""
+    try:
+        raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"--prompt-file {path}: cannot be read ({error.strerror})") from None
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"--prompt-file {path}: byte {error.start} is not UTF-8", "Save the file as UTF-8."
+        ) from None
+
+
+def exactly_one(given: dict[str, object]) -> str:
+    """The name of the one option that was given; refuses none and more than one."""
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) != 1:
+        options = ", ".join(given)
+        got = " and ".join(names) if names else "none"
+        raise UsageError(f"exactly one of {options} is needed; given: {got}")
+    return names[0]

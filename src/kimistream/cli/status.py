@@ -1,0 +1,104 @@
+"""The live line on stderr: where a pass is, how fast bytes come, how long it will take.
+
+Knows: how to redraw one line without disturbing what is printed on stdout.
+Does not know: what is being computed.
+
+On a terminal the line is redrawn four times a second; elsewhere a plain line is written every ten
+seconds, so that a log shows life without filling up.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TextIO
+
+from rich.cells import cell_len
+
+_TICK = 0.25
+_LOG_EVERY = 10.0
+_CLEAR = "\r\x1b[2K"
+
+
+class StatusLine:
+    """Redraws `text()` while it is entered; `write` prints to stdout around it."""
+
+    def __init__(self, text: Callable[[], str], *, quiet: bool = False, stream: TextIO | None = None) -> None:
+        self._text = text
+        self._stream = stream if stream is not None else sys.stderr
+        self._live = self._stream.isatty()
+        self._quiet = quiet
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._column = 0
+
+    def __enter__(self) -> StatusLine:
+        if not self._quiet:
+            self._thread = threading.Thread(target=self._run, name="status line", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        with self._lock:
+            self._erase()
+
+    def _run(self) -> None:
+        last = time.monotonic()
+        while not self._stop.wait(_TICK):
+            if self._live:
+                with self._lock:
+                    self._draw()
+            elif time.monotonic() - last >= _LOG_EVERY:
+                last = time.monotonic()
+                print(self._text(), file=self._stream, flush=True)
+
+    def _draw(self) -> None:
+        text = self._text()
+        if not text:
+            return
+        text = text[: self._width() - 1]
+        # text that stands in the middle of a line must not be overwritten: the status goes one below;
+        # a newline and a step up find the place again even where the terminal scrolls
+        self._stream.write(f"\n\x1b[2K{text}{self._back()}" if self._column else f"{_CLEAR}{text}")
+        self._stream.flush()
+
+    def _back(self) -> str:
+        return f"\x1b[A\x1b[{self._column + 1}G"
+
+    def _width(self) -> int:
+        return max(shutil.get_terminal_size().columns, 20)
+
+    def _erase(self) -> None:
+        if self._live and not self._quiet:
+            self._stream.write(f"\n\x1b[2K{self._back()}" if self._column else _CLEAR)
+            self._stream.flush()
+
+    def write(self, text: str) -> None:
+        """Print text to stdout at once, with the live line out of the way."""
+        with self._lock:
+            self._erase()
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            if sys.stdout.isatty():
+                _, newline, tail = text.rpartition("\n")
+                start = 0 if newline else self._column
+                self._column = (start + cell_len(tail)) % self._width()
+
+    def note(self, text: str) -> None:
+        """Print one line to stderr, with the live line out of the way."""
+        with self._lock:
+            self._erase()
+            if self._column and self._live:
+                self._stream.write("\n")
+                self._column = 0
+            print(text, file=self._stream, flush=True)
