@@ -1,1 +1,1 @@
-"""stream"""
+"""From disk to memory: bytes that know no layers."""

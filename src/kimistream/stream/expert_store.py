@@ -1,0 +1,377 @@
+"""The expert store: slots that experts are read into when a layer's router has spoken, and kept in while it pays.
+
+Knows: where each expert's tensors lie in the files, the slots, which expert is in which, and the cache policy.
+Does not know: routing weights, rows, or the order of sums.
+
+`request` starts the reads at once, before the tape's; `arrivals` hands the experts over as they come, those
+already in memory first. A union larger than the slots goes through in waves: a slot is free again, and the
+next read starts, when the consumer comes back for the next batch. Nothing is thrown away early: every slot
+that is not needed holds the last expert read into it, so slots beyond those in use are the expert cache.
+
+All methods belong to the one thread that computes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kimistream.stream.arena import Arena
+from kimistream.stream.cache_policy import FrequencyPolicy
+from kimistream.stream.defaults import ALIGNMENT
+from kimistream.stream.reader import (
+    EXPERT,
+    EXPERT_SOURCE,
+    FULL,
+    KIND_EXPERT,
+    KIND_SPECULATIVE,
+    NOTHING,
+    SPECULATIVE,
+    Reader,
+    Ticket,
+    span,
+)
+
+Addresses = tuple[int, int, int, int, int, int]
+
+_FREE, _READING, _READY, _IN_USE, _GUESS, _DRAINING = range(6)
+
+
+class ExpertRuns(Protocol):
+    """Where the experts of one layer lie (`checkpoint.experts.ExpertTable` is one)."""
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """i64[experts, 6]: file offsets of w1, w1 scale, w2, w2 scale, w3, w3 scale."""
+
+    @property
+    def files(self) -> NDArray[np.int16]:
+        """i16[experts, 6]: their file numbers."""
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int, int]:
+        """Their bytes; 0 means absent (its address is given as 0)."""
+
+    @property
+    def contiguous(self) -> NDArray[np.bool_]:
+        """bool[experts]: the six lie back to back in one file in this order: one read does."""
+
+
+def slot_bytes(runs: ExpertRuns, alignment: int = ALIGNMENT) -> int:
+    """Bytes of a slot that can hold any expert of this layer, with the room direct reads need."""
+    if not len(runs.offsets):
+        return 0
+    sizes = np.array(runs.sizes, dtype=np.int64)
+
+    def spans(offset: NDArray[np.int64], nbytes: NDArray[np.int64] | int) -> NDArray[np.int64]:
+        return -(-(offset + nbytes) // alignment) * alignment - offset // alignment * alignment
+
+    whole = spans(runs.offsets[:, 0], int(sizes.sum()))
+    apart = np.where(sizes > 0, spans(runs.offsets, sizes), 0).sum(axis=1)
+    return int(np.where(runs.contiguous, whole, apart).max())
+
+
+@dataclass(slots=True)
+class ExpertCounters:
+    """What the store did: experts read for a certain use, found in memory, read on a guess; seconds waited."""
+
+    read: int = 0
+    reused: int = 0
+    guessed: int = 0
+    guessed_right: int = 0
+    waves: int = 0
+    wait_seconds: float = 0.0
+
+
+class ExpertStore:
+    """`slots` slots, of which at most `guesses` may be taken by reads ahead of the router.
+
+    runs: layer number -> ExpertRuns. At least 2 slots are needed for reading to go on while computing.
+    """
+
+    def __init__(
+        self, reader: Reader, runs: Mapping[int, ExpertRuns], slots: int, *, guesses: int = 0
+    ) -> None:
+        if slots < 1 or not runs:
+            raise RuntimeError(f"an expert store needs layers and slots (got {len(runs)} and {slots})")
+        self.reader = reader
+        self.runs = dict(runs)
+        self.slots = slots
+        self.guesses = min(guesses, slots - 1)
+        self.slot_bytes = max(slot_bytes(run, reader.alignment) for run in self.runs.values())
+        self.counters = ExpertCounters()
+        self._index = {layer: i for i, layer in enumerate(sorted(self.runs))}
+        self._experts = max(len(run.offsets) for run in self.runs.values())
+        self.policy = FrequencyPolicy(len(self._index), self._experts)
+        self._arena: Arena | None = Arena(slots * self.slot_bytes)
+        self._state = np.full(slots, _FREE, dtype=np.int8)
+        self._key = np.full(slots, -1, dtype=np.int64)
+        self._addresses: list[Addresses] = [(0, 0, 0, 0, 0, 0)] * slots
+        self._slot_of: dict[int, int] = {}
+        self._guess_tickets: dict[int, Ticket] = {}  # slot -> ticket, for _GUESS and _DRAINING
+        self._start_over()
+
+    # ---------------------------------------------------------------- what callers use
+
+    @property
+    def nbytes(self) -> int:
+        return self._arena.nbytes if self._arena is not None else 0
+
+    @property
+    def resident(self) -> int:
+        """Experts in memory."""
+        return int(np.count_nonzero((self._state == _READY) | (self._state == _IN_USE)))
+
+    def touch(self, threads: int = 4) -> float:
+        """First touch of the slots, before anything is read. Returns seconds."""
+        return self._arena.touch(threads) if self._arena is not None else 0.0
+
+    def request(self, layer: int, experts: NDArray[np.integer]) -> None:
+        """Ask for `experts` (ascending, distinct) of a layer; reads start now. Take them with `arrivals`."""
+        if self._unfinished:
+            self.abort()
+        self.policy.use(self._index[layer], experts)
+        base = self._index[layer] * self._experts
+        self._layer = layer
+        self._unfinished = True
+        for i, expert in enumerate(experts.tolist()):
+            slot = self._slot_of.get(base + expert)
+            if slot is None:
+                self._pending.append((i, expert))
+            elif self._state[slot] == _READY:
+                self._hit(i, slot)
+            else:
+                self._confirm(i, expert, slot)
+        self._drop_guesses(layer)
+        self._issue()
+
+    def arrivals(self) -> Iterator[list[tuple[int, Addresses]]]:
+        """Batches of (index in the request, six absolute addresses; 0 = absent) in the order of arrival.
+
+        A batch is valid until the next one is asked for. Raises ReadError when a read failed.
+        """
+        held: list[int] = []
+        if self._hits:
+            batch, self._hits = self._hits, []
+            held = [slot for _, slot in batch]
+            yield [(i, self._addresses[slot]) for i, slot in batch]
+        while True:
+            self._state[held] = _READY
+            held = []
+            if self._pending:
+                self.counters.waves += 1
+                self._issue()
+            if not self._outstanding:
+                break
+            arrived = self._collect()
+            held = [slot for _, slot in arrived]
+            yield [(i, self._addresses[slot]) for i, slot in arrived]
+        self._unfinished = False
+        self.reader.wants(EXPERT_SOURCE, NOTHING)
+
+    def hint(self, layer: int, experts: NDArray[np.integer]) -> int:
+        """Read these experts on a guess, when nothing certain is queued. Returns how many were started.
+
+        The next `request` for the layer confirms those it wants and drops the others.
+        """
+        self._reap()
+        room = self.guesses - len(self._guess_tickets)
+        base = self._index[layer] * self._experts
+        started = 0
+        for expert in experts.tolist():
+            if room <= started:
+                break
+            key = base + expert
+            if key in self._slot_of:
+                continue
+            slot = self._grab()
+            if slot is None:
+                break
+            self._fill(slot, key, layer, expert, _GUESS)
+            self._guess_tickets[slot] = self._submit(slot, layer, expert, SPECULATIVE, KIND_SPECULATIVE, None)
+            self.counters.guessed += 1
+            started += 1
+        return started
+
+    def abort(self) -> None:
+        """Give up the request wherever it stands. Experts that arrived whole stay in memory."""
+        self.reader.drain(EXPERT_SOURCE)
+        self.reader.wants(EXPERT_SOURCE, NOTHING)
+        for slot, ticket in self._guess_tickets.items():
+            if self._state[slot] == _GUESS and ticket.done and not ticket.cancelled and ticket.error is None:
+                self._state[slot] = _READY
+        self._guess_tickets.clear()
+        whole = (self._state == _READY) | (self._state == _IN_USE)
+        self._state[whole] = _READY
+        self._state[~whole] = _FREE
+        self._key[~whole] = -1
+        self._slot_of = {int(self._key[slot]): int(slot) for slot in np.flatnonzero(whole)}
+        self._start_over()
+
+    def close(self) -> None:
+        """Stop reading and give the memory back."""
+        self.abort()
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+
+    def __enter__(self) -> ExpertStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---------------------------------------------------------------- a request
+
+    def _start_over(self) -> None:
+        self._layer = -1
+        self._pending: deque[tuple[int, int]] = deque()  # (index, expert) not yet queued
+        self._hits: list[tuple[int, int]] = []  # (index, slot) in memory, not yet handed over
+        self._outstanding = 0
+        self._arrived: SimpleQueue[Ticket] = SimpleQueue()  # a new one: what was aborted never shows up
+        self._unfinished = False
+
+    def _hit(self, index: int, slot: int) -> None:
+        self._state[slot] = _IN_USE
+        self._hits.append((index, slot))
+        self.counters.reused += 1
+
+    def _confirm(self, index: int, expert: int, slot: int) -> None:
+        """A wanted expert is being read on a guess, or its guess was being dropped."""
+        ticket = self._guess_tickets[slot]
+        if self._state[slot] == _DRAINING or ticket.cancelled or ticket.error is not None:
+            self._forget(slot)
+            self._pending.append((index, expert))
+            return
+        del self._guess_tickets[slot]
+        self.counters.guessed_right += 1
+        if self.reader.promote(ticket, EXPERT, KIND_EXPERT, self._arrived.put, (index, slot)):
+            self._hit(index, slot)
+        else:
+            self._state[slot] = _READING
+            self._outstanding += 1
+
+    def _issue(self) -> None:
+        """Start reads while there are experts to read and slots to read into."""
+        while self._pending:
+            slot = self._grab()
+            if slot is None:
+                self.reader.wants(EXPERT_SOURCE, FULL)
+                return
+            index, expert = self._pending.popleft()
+            layer = self._layer
+            self._fill(slot, self._index[layer] * self._experts + expert, layer, expert, _READING)
+            self._outstanding += 1
+            self._submit(slot, layer, expert, EXPERT, KIND_EXPERT, (index, slot))
+            self.counters.read += 1
+        self.reader.wants(EXPERT_SOURCE, NOTHING)
+
+    def _collect(self) -> list[tuple[int, int]]:
+        """Wait for at least one read; return all that are there as (index, slot)."""
+        tickets = []
+        try:
+            tickets.append(self._arrived.get_nowait())
+        except Empty:
+            started = time.perf_counter()
+            tickets.append(self._arrived.get())
+            self.counters.wait_seconds += time.perf_counter() - started
+        try:
+            while True:
+                tickets.append(self._arrived.get_nowait())
+        except Empty:
+            pass
+        for ticket in tickets:
+            if ticket.error is not None:
+                raise ticket.error
+        arrived = [ticket.tag for ticket in tickets]
+        self._outstanding -= len(arrived)
+        self._state[[slot for _, slot in arrived]] = _IN_USE
+        return arrived
+
+    # ---------------------------------------------------------------- slots
+
+    def _grab(self) -> int | None:
+        """A slot to read into: a free one, else the one whose expert is least worth keeping."""
+        free = np.flatnonzero(self._state == _FREE)
+        if len(free):
+            return int(free[0])
+        self._reap()
+        ready = np.flatnonzero(self._state == _READY)
+        if not len(ready):
+            return None
+        slot = int(ready[np.argmin(self.policy.scores(self._key[ready]))])
+        del self._slot_of[int(self._key[slot])]
+        return slot
+
+    def _fill(self, slot: int, key: int, layer: int, expert: int, state: int) -> None:
+        self._state[slot] = state
+        self._key[slot] = key
+        self._slot_of[key] = slot
+
+    def _forget(self, slot: int) -> None:
+        """The slot will not hold its expert; it is free once nothing is in flight into it."""
+        self._slot_of.pop(int(self._key[slot]), None)
+        self._key[slot] = -1
+        ticket = self._guess_tickets.get(slot)
+        if ticket is not None and not ticket.done:
+            self._state[slot] = _DRAINING
+        else:
+            self._guess_tickets.pop(slot, None)
+            self._state[slot] = _FREE
+
+    def _drop_guesses(self, layer: int) -> None:
+        """Guesses for a layer whose router has spoken: arrived ones stay as cached, the others are cancelled."""
+        low = self._index[layer] * self._experts
+        wrong = [slot for slot in self._guess_tickets if low <= self._key[slot] < low + self._experts]
+        self.reader.cancel([self._guess_tickets[slot] for slot in wrong])
+        for slot in wrong:
+            ticket = self._guess_tickets[slot]
+            if ticket.done and not ticket.cancelled and ticket.error is None:
+                del self._guess_tickets[slot]
+                self._state[slot] = _READY
+            else:
+                self._forget(slot)
+
+    def _reap(self) -> None:
+        """Guesses that ended since we last looked."""
+        for slot in [slot for slot, ticket in self._guess_tickets.items() if ticket.done]:
+            if self._state[slot] == _DRAINING or self._guess_tickets[slot].error is not None:
+                self._forget(slot)
+
+    def _submit(
+        self, slot: int, layer: int, expert: int, priority: int, kind: int, tag: tuple[int, int] | None
+    ) -> Ticket:
+        """Queue the reads of one expert into a slot and note where its tensors will be."""
+        assert self._arena is not None
+        run = self.runs[layer]
+        base, align = slot * self.slot_bytes, self.reader.alignment
+        offsets, files = run.offsets[expert].tolist(), run.files[expert].tolist()
+        extents = []
+        places: list[int] = []
+        if run.contiguous[expert]:
+            nbytes = sum(run.sizes)
+            start, room, lead = span(offsets[0], nbytes, align)
+            extents.append((files[0], start, lead + nbytes, self._arena.view(base, room)))
+            at = self._arena.address + base + lead
+            for size in run.sizes:
+                places.append(at if size else 0)
+                at += size
+        else:
+            for file, offset, size in zip(files, offsets, run.sizes, strict=True):
+                if not size:
+                    places.append(0)
+                    continue
+                start, room, lead = span(offset, size, align)
+                extents.append((file, start, lead + size, self._arena.view(base, room)))
+                places.append(self._arena.address + base + lead)
+                base += room
+        self._addresses[slot] = (places[0], places[1], places[2], places[3], places[4], places[5])
+        arrived = self._arrived.put if tag is not None else None
+        return self.reader.submit(extents, priority, kind, arrived, tag)
