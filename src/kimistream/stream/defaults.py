@@ -21,5 +21,17 @@ MAX_REQUEST_BYTES = 256 << 20
 BLOCK_BYTES = 8 << 20
 """One block of the tape in a small ring."""
 
-RING_BLOCKS = 4
-"""Buffers of the smallest ring that keeps a disk busy."""
+RESIDENT_BLOCK_BYTES = 32 << 20
+"""One block of a tape that is all in memory: fewer and larger pieces of work."""
+
+RING_BLOCKS = 8
+"""Buffers of a ring that keeps a disk busy."""
+
+LEAST_RING = 3
+"""Buffers below which a pass waits for its own releases."""
+
+LEAST_SLOTS = 2
+"""Expert slots: one is computed while the next is read."""
+
+EXPERT_SLOTS = 6
+"""Expert slots that keep a disk busy: more only help as a cache, which is worth less than pinned blocks."""
