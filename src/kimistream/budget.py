@@ -46,7 +46,7 @@ def parse_size(text: str, option: str = "--memory") -> int:
             f"Give a number with a unit, for example `{option} 8GB` or `{option} 512MiB`.",
         )
     whole, _, fraction = match[1].partition(".")
-    nbytes = int(whole) * unit + int(fraction or "0") * unit // 10 ** len(fraction)
+    nbytes = int(whole) * unit + int(fraction or "0") * unit // int(10 ** len(fraction))
     if nbytes <= 0:
         raise UsageError(f"{option} {text!r} is no memory at all", f"Give more, for example `{option} 8GB`.")
     return nbytes
@@ -67,7 +67,7 @@ def format_size(nbytes: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """What a process may still take, with the sentence that says why. `nbytes` counts what it holds already."""
+    """What a process may use in all (what it holds already included), and what sets that bound."""
 
     nbytes: int
     source: str

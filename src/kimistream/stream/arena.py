@@ -11,6 +11,7 @@ ends where the arena ends.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
 import time
@@ -29,10 +30,8 @@ class Arena:
         self.nbytes = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
         self._map = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if self.nbytes >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-            try:
+            with contextlib.suppress(OSError):  # a kernel built without transparent huge pages
                 self._map.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:
-                pass  # a kernel built without transparent huge pages
         self._bytes: np.ndarray | None = np.frombuffer(self._map, dtype=np.uint8)
         self._memory: memoryview | None = memoryview(self._map)
         self.address = int(self._bytes.ctypes.data)

@@ -24,7 +24,7 @@ _ROW_MULTIPLE = 16
 
 @dataclass(frozen=True, slots=True)
 class TapeItem:
-    """`rows` x `row_bytes` consecutive bytes of `file` from `offset`; cut only at multiples of `granule` rows."""
+    """`rows` x `row_bytes` bytes of `file` from `offset` on; cut only at multiples of `granule` rows."""
 
     name: str
     file: int

@@ -7,10 +7,10 @@ Does not know: who uses them. All of them are options of the classes that take t
 from __future__ import annotations
 
 ALIGNMENT = 4096
-"""Bytes: direct reads start, end and land on multiples of this (the page size; every disk sector size divides it)."""
+"""Bytes: direct reads start, end and land on multiples of this (a page; every sector size divides it)."""
 
 REQUEST_BYTES = 1 << 20
-"""One read of the operating system. Threads x request bounds the bytes in flight, which an expert read waits for."""
+"""One read of the operating system. Threads x request bytes are in flight: what an expert read waits for."""
 
 THREADS_PER_DRIVE = 12
 """Reader threads, and so the queue depth, of each drive."""

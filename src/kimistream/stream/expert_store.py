@@ -1,6 +1,6 @@
-"""The expert store: slots that experts are read into when a layer's router has spoken, and kept in while it pays.
+"""The expert store: slots that experts are read into once a router has spoken, and kept in while it pays.
 
-Knows: where each expert's tensors lie in the files, the slots, which expert is in which, and the cache policy.
+Knows: where each expert's tensors lie, the slots, which expert is in which, and the cache policy.
 Does not know: routing weights, rows, or the order of sums.
 
 `request` starts the reads at once, before the tape's; `arrivals` hands the experts over as they come, those
@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from kimistream.stream.arena import Arena
 from kimistream.stream.cache_policy import FrequencyPolicy
 from kimistream.stream.defaults import ALIGNMENT
-from kimistream.stream.reader import (
+from kimistream.stream.reader import Reader, span
+from kimistream.stream.requests import (
     EXPERT,
     EXPERT_SOURCE,
     FULL,
@@ -34,9 +35,7 @@ from kimistream.stream.reader import (
     KIND_SPECULATIVE,
     NOTHING,
     SPECULATIVE,
-    Reader,
     Ticket,
-    span,
 )
 
 Addresses = tuple[int, int, int, int, int, int]
@@ -80,7 +79,7 @@ def slot_bytes(runs: ExpertRuns, alignment: int = ALIGNMENT) -> int:
 
 @dataclass(slots=True)
 class ExpertCounters:
-    """What the store did: experts read for a certain use, found in memory, read on a guess; seconds waited."""
+    """Experts read for a certain use, found in memory, read on a guess (and rightly so); seconds waited."""
 
     read: int = 0
     reused: int = 0
@@ -110,6 +109,9 @@ class ExpertStore:
         self._index = {layer: i for i, layer in enumerate(sorted(self.runs))}
         self._experts = max(len(run.offsets) for run in self.runs.values())
         self.policy = FrequencyPolicy(len(self._index), self._experts)
+        self._hits: list[tuple[int, int]] = []  # (index, slot) in memory, not yet handed over
+        self._outstanding = 0  # reads queued or arrived, not yet handed over
+        self._unfinished = False
         self._arena: Arena | None = Arena(slots * self.slot_bytes)
         self._state = np.full(slots, _FREE, dtype=np.int8)
         self._key = np.full(slots, -1, dtype=np.int64)
@@ -233,7 +235,7 @@ class ExpertStore:
     def _start_over(self) -> None:
         self._layer = -1
         self._pending: deque[tuple[int, int]] = deque()  # (index, expert) not yet queued
-        self._hits: list[tuple[int, int]] = []  # (index, slot) in memory, not yet handed over
+        self._hits = []
         self._outstanding = 0
         self._arrived: SimpleQueue[Ticket] = SimpleQueue()  # a new one: what was aborted never shows up
         self._unfinished = False
@@ -327,7 +329,7 @@ class ExpertStore:
             self._state[slot] = _FREE
 
     def _drop_guesses(self, layer: int) -> None:
-        """Guesses for a layer whose router has spoken: arrived ones stay as cached, the others are cancelled."""
+        """Guesses for a layer whose router has spoken: those that arrived stay, the others are cancelled."""
         low = self._index[layer] * self._experts
         wrong = [slot for slot in self._guess_tickets if low <= self._key[slot] < low + self._experts]
         self.reader.cancel([self._guess_tickets[slot] for slot in wrong])

@@ -68,8 +68,11 @@ class Needs:
 
 @dataclass(frozen=True)
 class Plan:
-    """The engine allocates exactly this: `rows` rows of activations, `ring` buffers of `capacity` bytes, the
-    blocks `pinned`, `slots` expert slots. `reserve` is kept free for page tables and what cannot be planned."""
+    """What the engine allocates, exactly.
+
+    `rows` rows of activations, `ring` buffers of `capacity` bytes, the blocks `pinned`, `slots` expert slots.
+    `reserve` is kept free for page tables and what cannot be planned.
+    """
 
     needs: Needs
     budget: int
@@ -145,7 +148,7 @@ class Plan:
 
 
 def reserve_for(budget: int) -> int:
-    """What stays unplanned: 24 MiB and half a percent of the budget (page tables are 0.2 % with small pages)."""
+    """What stays unplanned: 24 MiB and half a percent of the budget (page tables take 0.2 %)."""
     return (24 << 20) + budget // 200
 
 
@@ -155,8 +158,8 @@ def make_plan(needs: Needs, budget: int) -> Plan:
     least = least_budget(needs)
     if budget < least:
         raise BudgetError(
-            f"the memory budget is {format_size(budget)} ({budget:,} bytes), but this model and these options "
-            f"need at least {format_size(least)} ({least:,} bytes)",
+            f"the memory budget is {format_size(budget)} ({budget:,} bytes); this model with these options "
+            f"needs at least {format_size(least)} ({least:,} bytes)",
             f"Give at least `--memory {_rounded_up(least)}`, or a shorter `--context`.",
             least_bytes=least,
         )
@@ -224,11 +227,11 @@ def spread(count: int, chosen: int) -> NDArray[np.int64]:
 
 
 def spread_within(spans: NDArray[np.int64], nbytes: int) -> tuple[int, ...]:
-    """The most blocks, spread evenly, whose spans add up to at most `nbytes`. More bytes, never fewer blocks."""
+    """The most blocks, spread evenly, whose spans fit in `nbytes`. More bytes, never fewer blocks."""
     count = len(spans)
     if nbytes <= 0 or not count:
         return ()
-    # No `chosen` blocks are smaller than the `chosen` smallest: a bound to start from, then down to what fits.
+    # As many as the smallest would allow is a bound to start from; then down to what fits.
     most = int(np.searchsorted(np.cumsum(np.sort(spans)), nbytes, side="right"))
     for chosen in range(most, 0, -1):
         picked = spread(count, chosen)

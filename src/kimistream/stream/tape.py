@@ -20,16 +20,8 @@ import numpy as np
 
 from kimistream.stream.arena import Arena
 from kimistream.stream.blocks import Blocks
-from kimistream.stream.reader import (
-    FULL,
-    HUNGRY,
-    KIND_TAPE,
-    NOTHING,
-    TAPE,
-    TAPE_SOURCE,
-    Reader,
-    Ticket,
-)
+from kimistream.stream.reader import Reader
+from kimistream.stream.requests import FULL, HUNGRY, KIND_TAPE, NOTHING, TAPE, TAPE_SOURCE, Ticket
 
 # Pinned blocks being filled at once in a first pass. They have their own memory, so only the length of the
 # queue is bounded.
@@ -58,7 +50,7 @@ class Tape:
         self.reader = reader
         self.blocks = blocks
         count = len(blocks)
-        chosen = sorted(set(int(b) for b in pinned))
+        chosen = sorted({int(b) for b in pinned})
         if chosen and not 0 <= chosen[0] <= chosen[-1] < count:
             raise RuntimeError(f"pinned blocks {chosen[0]}..{chosen[-1]} are not all within 0..{count - 1}")
         self._pinned_offset = [-1] * count
@@ -76,6 +68,8 @@ class Tape:
         self._pinned_state = bytearray(count)
         self.wait_seconds = 0.0
         self.blocks_read = 0
+        self._active = False
+        self._fetch_ahead = False  # the fetch is already in the pass after this one
         self._reset()
 
     # ---------------------------------------------------------------- what callers use
@@ -172,7 +166,7 @@ class Tape:
         self._current_buffer = -1
         self._current_address = 0
         self._fetch_block = 0
-        self._fetch_ahead = False  # the fetch is already in the pass after this one
+        self._fetch_ahead = False
         self._limit = self._item_limit = self._next_item = 0
         self._more = False
         self._active = False
