@@ -15,6 +15,7 @@ from kimistream.cli.status import StatusLine
 from kimistream.engine.model import Model
 from kimistream.engine.records import Cost, TokenRecord
 from kimistream.model.forward import Progress
+from kimistream.stream.plan import Plan
 from kimistream.text.decoder import StreamingDecoder
 from kimistream.text.tokenizer import Tokenizer
 
@@ -56,11 +57,11 @@ class Printer:
             plan = model.plan
             self.status.note(
                 f"kimistream: {prompt} prompt tokens, up to {max_tokens} to generate; "
-                f"{format_size(plan.budget)} budget, {100 * plan.pinned_share:.0f} % of the dense weights "
-                f"kept in memory, ready after {opening:.1f} s"
+                f"{format_size(plan.budget)} budget ({model.budget_source}), {_pinned(plan)} of the dense "
+                f"weights kept in memory; ready after {opening:.1f} s"
             )
         self._pass_started = self._token_started = time.perf_counter()
-        self._bytes_before = model.counters.read.total_bytes
+        self._bytes_before = model.reader.counters().total_bytes
 
     def progress(self, rows_done: int, rows_all: int) -> Progress:
         """Called before each pass; gives the callback that follows its layers."""
@@ -76,7 +77,7 @@ class Printer:
         if self._doing or self._model is None:
             return self._doing
         now = time.perf_counter()
-        read = self._model.counters.read.total_bytes - self._bytes_before
+        read = self._model.reader.counters().total_bytes - self._bytes_before
         elapsed = now - self._token_started
         rate = read / elapsed if elapsed > 0 else 0.0
         here = self._layer / (self._layers + 1)
@@ -100,7 +101,7 @@ class Printer:
             self._in_line = not text.endswith("\n") if text else self._in_line
         self._token_started = time.perf_counter()
         if self._model is not None:
-            self._bytes_before = self._model.counters.read.total_bytes
+            self._bytes_before = self._model.reader.counters().total_bytes
 
     def _line(self, fields: dict[str, Any]) -> None:
         self.status.write(json.dumps(fields, ensure_ascii=False) + "\n")
@@ -118,6 +119,11 @@ class Printer:
         if not self._quiet:
             for line in report_lines(summary(self._costs, model.plan.budget), stopped=self._stopped):
                 self.status.note(line)
+
+
+def _pinned(plan: Plan) -> str:
+    whole = plan.pinned_bytes + plan.tape_bytes
+    return f"{100 * plan.pinned_bytes / whole:.0f} %" if whole else "none"
 
 
 def _token_object(record: TokenRecord, text: str | None) -> dict[str, Any]:

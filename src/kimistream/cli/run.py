@@ -15,8 +15,7 @@ from cyclopts import Parameter
 
 from kimistream.cli.options import at_least, checkpoint_path, exactly_one, prompt_ids, read_prompt_file
 from kimistream.cli.output import LogitsFile
-from kimistream.cli.report import Printer
-from kimistream.errors import TextError
+from kimistream.errors import TextError, UsageError
 
 
 def run(
@@ -80,14 +79,16 @@ def run(
     started = time.perf_counter()
 
     # the engine loads compiled kernels: imported only once the options are known to be good
+    from kimistream.checkpoint.table import Checkpoint
+    from kimistream.cli.report import Printer
     from kimistream.engine.generate import as_ids
     from kimistream.engine.model import Model
-    from kimistream.engine.text import try_tokenizer
+    from kimistream.engine.text import stop_ids, try_tokenizer
 
     printer = Printer(quiet=quiet, json=json)
     with ExitStack() as stack:
         stack.enter_context(printer.status)
-        opened = Model.inspect(path)
+        opened = Checkpoint.open(path)
         tokenizer, reason = try_tokenizer(path, opened.config)
         if numbers is None:
             if tokenizer is None:
@@ -95,6 +96,11 @@ def run(
             numbers = tokenizer.encode(text or "", special=True)
         tokens = as_ids(numbers, opened.config.vocab_size)
         positions = len(tokens) + max_tokens
+        if context is not None and context < positions:
+            raise UsageError(
+                f"--context {context}: the prompt's {len(tokens)} tokens and --max-tokens {max_tokens} "
+                f"need {positions}"
+            )
         sink = None
         file = LogitsFile(logits, opened.config.vocab_size, positions) if logits else None
         if file is not None:
@@ -107,6 +113,7 @@ def run(
                 context=context if context is not None else positions,
                 threads=threads,
                 chunk=chunk,
+                prompt=len(tokens),
                 all_logits=file is not None,
                 note=printer.note,
             )
@@ -116,6 +123,7 @@ def run(
             tokens,
             max_tokens=max_tokens,
             ignore_eos=ignore_eos,
+            stop_ids=stop_ids(opened.config, tokenizer),
             progress=printer.progress,
             sink=sink,
         ):

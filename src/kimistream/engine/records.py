@@ -7,9 +7,11 @@ Does not know: how it is shown.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
-from kimistream.stream.counters import Counters
+from kimistream.stream.expert_store import ExpertStore
+from kimistream.stream.reader import Reader
+from kimistream.stream.tape import Tape
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +27,19 @@ class Cost:
     tape_wait: float = 0.0
     expert_wait: float = 0.0
     starved_seconds: float = 0.0
-    """Seconds in which nothing was being read although bytes were still wanted."""
+    """Seconds in which nothing was being read although bytes were wanted and there was room for them."""
+    ring_full_seconds: float = 0.0
+    """Seconds in which nothing was being read because every buffer of the ring held unused bytes."""
+    slots_full_seconds: float = 0.0
+    """Seconds in which nothing was being read because every expert slot was in use."""
     experts_read: int = 0
     experts_reused: int = 0
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __sub__(self, other: Cost) -> Cost:
+        return Cost(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
 
     @property
     def nbytes(self) -> int:
@@ -44,30 +53,44 @@ class Cost:
 
 
 class Meter:
-    """Measures the cost of a stretch of work from the stream's running counters."""
+    """Measures the cost of stretches of work from the running counters of a stream."""
 
-    def __init__(self, counters: Counters) -> None:
-        self._counters = counters
-        self._seconds = time.perf_counter()
-        self._last = counters.snapshot()
+    def __init__(self, reader: Reader, tape: Tape, experts: ExpertStore | None) -> None:
+        self._reader, self._tape, self._experts = reader, tape, experts
+        self._last = self._now()
+
+    def _now(self) -> Cost:
+        read = self._reader.counters()
+        cost = Cost(
+            seconds=time.perf_counter(),
+            tape_bytes=read.tape_bytes,
+            expert_bytes=read.expert_bytes + read.speculative_bytes,
+            other_bytes=read.other_bytes,
+            busy_seconds=read.busy_seconds,
+            starved_seconds=read.starved_seconds,
+            ring_full_seconds=read.ring_full_seconds,
+            slots_full_seconds=read.slots_full_seconds,
+            tape_wait=self._tape.wait_seconds,
+        )
+        if self._experts is None:
+            return cost
+        counters = self._experts.counters
+        return replace(
+            cost,
+            expert_wait=counters.wait_seconds,
+            experts_read=counters.read,
+            experts_reused=counters.reused + counters.guessed_right,
+        )
 
     def lap(self) -> Cost:
         """The cost since the last lap (or since the meter was made)."""
-        seconds, now = time.perf_counter(), self._counters.snapshot()
-        before, self._last = self._last, now
-        spent, self._seconds = seconds - self._seconds, seconds
-        return Cost(
-            spent,
-            now.tape_bytes - before.tape_bytes,
-            now.expert_bytes - before.expert_bytes,
-            now.other_bytes - before.other_bytes,
-            now.busy_seconds - before.busy_seconds,
-            now.tape_wait - before.tape_wait,
-            now.expert_wait - before.expert_wait,
-            now.starved_seconds - before.starved_seconds,
-            now.experts_read - before.experts_read,
-            now.experts_reused - before.experts_reused,
-        )
+        now = self._now()
+        cost, self._last = now - self._last, now
+        return cost
+
+    def peek(self) -> Cost:
+        """The cost since the last lap, without starting a new one."""
+        return self._now() - self._last
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class Forward:
         expert_format: WeightFormat,
         embedding: Embedding,
         tape: Tape,
-        experts: ExpertStore,
+        experts: ExpertStore | None,
         workspace: Workspace,
     ) -> None:
         self.config = config
@@ -177,6 +177,8 @@ class Forward:
             gate, up, down = (matrices[f"{role}_proj"] for role in ("gate", "up", "down"))
             mlp_block(config, gate, up, down, self._dense, ws, "mlp")
             return
+        if self._experts is None:
+            raise RuntimeError(f"layer {layer} has experts, but the pass was given no store")
         routed = np.empty((len(ws("stream", "s")), config.moe.top_k), np.int32)
         moe_layer(
             config, layer, matrices, vectors, self._expert_format, self._dense, self._experts, ws, routed

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from kimistream.checkpoint.config import ModelConfig
 from kimistream.kernels.glu import sigmoid_gate
-from kimistream.kernels.matrix import split_rows
+from kimistream.kernels.matrix import all_finite, find_nonfinite, split_rows
 from kimistream.kernels.mla import mla_attend
 from kimistream.kernels.norm import rms_norm
-from kimistream.model.dense import Dense
+from kimistream.model.dense import Dense, bad_number
 from kimistream.model.order import Matrix
 from kimistream.model.rows import Placed
 from kimistream.model.workspace import Workspace
@@ -79,6 +79,10 @@ def mla_layer(
                 p.state.position,
                 out[p.rows],
             )
+        first, last = part.row0 // per_head * mla.v_head_dim, part.row1 // per_head * mla.v_head_dim
+        if not all_finite(out, first, last):
+            row, col = find_nonfinite(kv_b.format, part.address, 0, part.row1 - part.row0, rank)
+            raise bad_number(kv_b.name, row + part.row0 if row >= 0 else -1, col)
     if mla.output_gate:
         sigmoid_gate(out, ws("mla", "gate"), out)
     split_rows(out, ws("mla", "split"))

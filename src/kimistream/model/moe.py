@@ -12,10 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kimistream.checkpoint.config import ModelConfig
+from kimistream.checkpoint.experts import GROUP
+from kimistream.checkpoint.names import EXPERT_PARTS, expert_name, expert_shapes
+from kimistream.errors import NumberError
 from kimistream.kernels.combine import combine
 from kimistream.kernels.experts import grouped_experts
 from kimistream.kernels.formats import WeightFormat
-from kimistream.kernels.matrix import split_rows
+from kimistream.kernels.matrix import find_nonfinite, split_rows
 from kimistream.kernels.norm import rms_norm
 from kimistream.kernels.residual import add
 from kimistream.kernels.router import route
@@ -144,4 +147,18 @@ def _compute(
         )
         if bad >= 0:
             expert = int(union.experts[batch[bad][0]])
-            raise bad_number(f"of layer {layer}, expert {expert} (w1, w2 or w3)", -1, -1)
+            raise _blame(config, layer, expert, batch[bad][1], fmt)
+
+
+def _blame(
+    config: ModelConfig, layer: int, expert: int, addresses: tuple[int, ...], fmt: WeightFormat
+) -> NumberError:
+    """Find the tensor of an expert that made a result NaN or infinite."""
+    packed = fmt == WeightFormat.MXFP4
+    for i, (part, (rows, cols)) in enumerate(zip(EXPERT_PARTS, expert_shapes(config), strict=True)):
+        row, col = find_nonfinite(fmt, addresses[2 * i], addresses[2 * i + 1], rows, cols)
+        if row >= 0:
+            # in MXFP4 only a scale can be bad: code 255 is NaN (ARCHITECTURE section 8)
+            name = expert_name(config, layer, expert, part, "weight_scale" if packed else "weight")
+            return bad_number(name, row, col // GROUP if packed else col)
+    return bad_number(expert_name(config, layer, expert, "w1", "weight"), -1, -1)

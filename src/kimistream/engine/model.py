@@ -1,0 +1,233 @@
+"""A checkpoint opened for work: the plan made, the memory taken, the threads running.
+
+Knows: how the parts are sized, put together and taken apart again.
+Does not know: what a pass computes (model), or what a person typed (cli).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+
+from kimistream.budget import Available, default_budget, parse_size
+from kimistream.checkpoint.table import Checkpoint
+from kimistream.engine.generate import Choose, Ints, LogitsSink, as_ids, generate, greedy
+from kimistream.engine.records import Meter, TokenRecord
+from kimistream.engine.sizes import Request, Sized, Tuning, size_up
+from kimistream.errors import UsageError
+from kimistream.kernels.formats import WeightFormat
+from kimistream.model.embedding import Embedding
+from kimistream.model.forward import Forward, Progress
+from kimistream.model.state import SequenceState
+from kimistream.model.vectors import Vectors
+from kimistream.model.workspace import Workspace
+from kimistream.stream.expert_store import ExpertStore
+from kimistream.stream.plan import Plan, least_budget, make_plan
+from kimistream.stream.reader import Reader
+from kimistream.stream.tape import Tape
+
+Note = Callable[[str], None]
+
+
+class Model:
+    """An open checkpoint. Use `Model.open`, and close it (or use it in a `with` statement).
+
+    One thread computes: call a model from one thread at a time.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        plan: Plan,
+        budget_source: str,
+        reader: Reader,
+        tape: Tape,
+        experts: ExpertStore | None,
+        forward: Forward,
+        context: int,
+        stop_ids: frozenset[int],
+        closing: ExitStack,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.config = checkpoint.config
+        self.plan = plan
+        self.budget_source = budget_source
+        self.reader = reader
+        self.tape = tape
+        self.experts = experts
+        self.forward = forward
+        self.context = context
+        self.stop_ids = stop_ids
+        self.touch_seconds = 0.0
+        self._closing = closing
+
+    @classmethod
+    def open(
+        cls,
+        checkpoint: str | Path | Checkpoint,
+        *,
+        memory: int | str | None = None,
+        context: int = 4096,
+        threads: int | None = None,
+        chunk: int | None = None,
+        prompt: int | None = None,
+        all_logits: bool = False,
+        sequences: int = 1,
+        also: Sequence[str | Path] = (),
+        tuning: Tuning | None = None,
+        note: Note | None = None,
+    ) -> Model:
+        """Open a checkpoint directory within a memory budget.
+
+        memory: bytes, or a size as "8GB"; the whole process counts. By default what this machine or
+        container has free, minus a reserve. context: positions per sequence, prompt and answer together.
+        chunk: rows of a prompt's pass (by default as many as there is room for, up to `prompt` or 256).
+        all_logits: passes may want the logits of every row. sequences: how many states there will be.
+        note: receives lines worth showing (kernels being compiled, direct reads refused).
+
+        Raises BudgetError with the least budget, CheckpointError, ConfigError, UsageError.
+        """
+        if not isinstance(checkpoint, Checkpoint):
+            checkpoint = Checkpoint.open(checkpoint, also=also)
+        prepare_kernels(threads, note)
+        request = Request(context, chunk, prompt, all_logits, sequences)
+        budget, source = resolve_budget(memory)
+        sized = size_up(checkpoint, request, budget, tuning or Tuning())
+        return cls._build(checkpoint, sized, sized.tuned(make_plan(sized.needs, budget)), source, context, note)
+
+    @classmethod
+    def _build(
+        cls, checkpoint: Checkpoint, sized: Sized, plan: Plan, source: str, context: int, note: Note | None
+    ) -> Model:
+        with ExitStack() as stack:
+            reader = Reader([file.path for file in checkpoint.files], notice=note, **sized.reader_options)
+            stack.callback(reader.close)
+            tape = Tape(reader, sized.blocks, plan.ring, plan.pinned)
+            stack.callback(tape.close)
+            runs = {layer: checkpoint.experts(layer) for layer in checkpoint.config.moe_layers}
+            experts = ExpertStore(reader, runs, plan.slots, guesses=plan.guesses) if runs else None
+            if experts is not None:
+                stack.callback(experts.close)
+            touched = tape.touch(pinned=True) + (experts.touch() if experts is not None else 0.0)
+            fmt = runs[min(runs)].format if runs else WeightFormat.BF16
+            forward = Forward(
+                checkpoint.config,
+                sized.score,
+                Vectors(checkpoint),
+                WeightFormat(fmt),
+                Embedding(checkpoint, reader),
+                tape,
+                experts,
+                Workspace(checkpoint.config, plan.rows),
+            )
+            eos = checkpoint.config.eos_token_id
+            stops = frozenset() if eos is None else frozenset({eos})
+            model = cls(
+                checkpoint, plan, source, reader, tape, experts, forward, context, stops, stack.pop_all()
+            )
+            model.touch_seconds = touched
+            return model
+
+    @staticmethod
+    def least_budget(
+        checkpoint: str | Path | Checkpoint,
+        *,
+        context: int = 4096,
+        chunk: int | None = None,
+        prompt: int | None = None,
+        all_logits: bool = False,
+        sequences: int = 1,
+        tuning: Tuning | None = None,
+    ) -> int:
+        """Bytes of the least budget that `open` accepts for these options."""
+        if not isinstance(checkpoint, Checkpoint):
+            checkpoint = Checkpoint.open(checkpoint)
+        prepare_kernels(None, None)
+        request = Request(context, chunk, prompt, all_logits, sequences)
+        return least_budget(size_up(checkpoint, request, 0, tuning or Tuning()).needs)
+
+    def new_state(self, context: int | None = None) -> SequenceState:
+        """An empty sequence with room for `context` positions (by default the model's)."""
+        return SequenceState(self.config, context if context is not None else self.context)
+
+    def meter(self) -> Meter:
+        """Measures what stretches of work cost."""
+        return Meter(self.reader, self.tape, self.experts)
+
+    def generate(
+        self,
+        prompt: Sequence[int] | Ints,
+        *,
+        max_tokens: int,
+        state: SequenceState | None = None,
+        choose: Choose = greedy,
+        ignore_eos: bool = False,
+        stop_ids: frozenset[int] | None = None,
+        progress: Callable[[int, int], Progress | None] | None = None,
+        sink: LogitsSink | None = None,
+    ) -> Iterator[TokenRecord]:
+        """Continue `prompt` (token ids) with up to `max_tokens` tokens, greedily unless `choose` is given.
+
+        state: the sequence to continue; a new one by default. stop_ids: tokens that end the answer, by
+        default the checkpoint's end token; none with ignore_eos. sink: receives the logits float32
+        `[n, vocab]` after every position, in order.
+        """
+        if max_tokens < 1:
+            raise UsageError(f"max_tokens is {max_tokens}: must be 1 or more")
+        ids = as_ids(prompt, self.config.vocab_size)
+        if state is None:
+            state = self.new_state()
+        stops = frozenset() if ignore_eos else self.stop_ids if stop_ids is None else stop_ids
+        return generate(
+            self.forward,
+            state,
+            ids,
+            max_tokens=max_tokens,
+            meter=self.meter(),
+            chunk=self.plan.rows,
+            choose=choose,
+            stop_ids=stops,
+            progress=progress,
+            sink=sink,
+        )
+
+    def close(self) -> None:
+        """Stop reading, end the threads, give the memory back."""
+        self._closing.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def resolve_budget(memory: int | str | None) -> tuple[int, str]:
+    """Bytes of the budget, and where it comes from."""
+    if memory is None:
+        available: Available = default_budget()
+        return available.nbytes, available.source
+    if isinstance(memory, str):
+        return parse_size(memory), "--memory"
+    if memory < 1:
+        raise UsageError(f"memory is {memory} bytes", "Give a number of bytes, or a size such as '8GB'.")
+    return memory, "memory"
+
+
+def prepare_kernels(threads: int | None, note: Note | None) -> None:
+    """Compile or load all kernels, saying so when it takes long."""
+    import kimistream.kernels.all  # noqa: F401  (declares every kernel)
+    from kimistream.kernels import runtime
+
+    if threads is not None:
+        runtime.set_threads(threads)
+    if note is not None and not runtime.is_cached():
+        note("compiling kernels for this CPU, once (about a minute)")
+    runtime.compile_all()
+
+
