@@ -1,7 +1,7 @@
 """What a person may ask of the choice of tokens: each option, its range, and the refusal of anything else.
 
 Knows: names, types, ranges and an example of every sampling option.
-Does not know: how a token is chosen (sampling), or how an option is spelled on a command line or in a request.
+Does not know: how a token is chosen (sampling), or how an option is spelled on a command line.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class _Range:
             return f"{kind}, {self.words}"
         if self.high == math.inf:
             return f"{kind}, {self.low} or more"
-        return f"{kind}, {'above ' if self.above else ''}{self.low} {'and up to' if self.above else 'to'} {self.high}"
+        return f"{kind}, " + (
+            f"above {self.low}, up to {self.high}" if self.above else f"{self.low} to {self.high}"
+        )
 
 
 NUMBERS: Mapping[str, _Range] = {

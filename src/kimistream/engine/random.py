@@ -3,8 +3,8 @@
 Knows: the counter-based generator and seeds.
 Does not know: what is decided with the numbers.
 
-Because no generator has a state that moves along, a number does not depend on what was drawn before it: not on
-a restart, on the company in a batch, or on drafts that were thrown away.
+No generator has a state that moves along, so a number does not depend on what was drawn before it: not on a
+restart, on the company in a batch, or on drafts that were thrown away.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from kimistream.engine.options import SamplingOptions
 from kimistream.engine.penalties import Penalties
 from kimistream.engine.random import random64
 from kimistream.engine.weights import bits_for, reach, weights
-from kimistream.errors import NumberError
+from kimistream.errors import NumberError, UsageError
 
 Floats = npt.NDArray[np.float32]
 Floats64 = npt.NDArray[np.float64]
@@ -135,7 +135,10 @@ class Sampler:
         if self._penalties is not None:
             self._penalties.apply(x)
         if x.max() == -np.inf:
-            raise NumberError("no token is left to choose from", "Give a smaller min_tokens.")
+            raise UsageError(
+                f"min_tokens {self.options.min_tokens}: every token left to choose from ends the answer",
+                "Give a smaller min_tokens.",
+            )
         return x
 
     def _pick(self, x: Floats | Floats64, place: int) -> int:
@@ -154,7 +157,7 @@ def candidates(logits: Floats | Floats64, options: SamplingOptions) -> tuple[Int
     logits: `[vocab]`, its largest finite; options.temperature above 0.
     """
     bits = bits_for(len(logits))
-    x = logits.astype(np.float64)
+    x = logits.astype(np.float64, copy=False)
     distance = x.max() - x
     near = distance < reach(bits) * options.temperature
     # a cut of min_p never parts tokens that top_k would order otherwise: the cheaper one goes first
@@ -184,7 +187,7 @@ def nucleus(weight: Ints64, top_p: float) -> npt.NDArray[np.bool_]:
     small = (total - target) // len(weight)
     high = np.sort(weight[weight > small])[::-1]
     last = high[np.searchsorted(np.cumsum(high), target)]
-    kept = weight > last
+    kept: npt.NDArray[np.bool_] = weight > last
     equal = np.flatnonzero(weight == last)
     missing = target - int(weight[kept].sum())
     kept[equal[: -(-missing // int(last))]] = True

@@ -3,9 +3,9 @@
 Knows: the strings, and how much of the text so far may be the beginning of one.
 Does not know: tokens, or where the text comes from.
 
-The text ends at the stop string that is complete first; of several complete at the same character, the longest.
-That depends on the text alone, not on where it is cut into pieces. Text is held back only as long as it may
-turn out to be the beginning of a stop string.
+The text ends at the stop string that is complete first; of several complete at the same character, at the
+longest. That depends on the text alone, not on where it is cut into pieces. Text is held back only as long as
+it may turn out to be the beginning of a stop string.
 """
 
 from __future__ import annotations

@@ -3,16 +3,16 @@
 Knows: how a logit's distance from the largest becomes a whole number proportional to its probability.
 Does not know: which tokens take part, or what is done with the numbers.
 
-Why not np.exp: its result depends on the CPU. Measured with NumPy 2.4 on one machine by switching CPU features
-off: float64 exp and log differ between AVX-512 and the rest, float32 exp between AVX2 and SSE; and where NumPy
-hands over to the C library (as math.exp does), that one answers differently with and without FMA. A single
-different bit may turn another token up, so everything here is made of operations whose result IEEE 754 or
-integer arithmetic leaves no choice about: one multiplication, addition or rounding per NumPy call (NumPy never
-fuses two), tables made with whole numbers, and `decimal`'s logarithm, which is correctly rounded.
+Why not np.exp: its result depends on the CPU. Measured with NumPy 2.4 on one machine by switching CPU
+features off: float64 exp and log differ between AVX-512 and the rest, float32 exp between AVX2 and SSE; and
+where NumPy hands over to the C library (as math.exp does), that one answers differently with and without FMA.
+A single different bit may turn another token up. So everything here is made of operations whose results IEEE
+754 or whole numbers fix: one multiplication, addition or rounding in each NumPy call (NumPy never fuses two),
+tables made with whole numbers, and the logarithm of `decimal`, which is correctly rounded.
 
-A weight is round(exp(-x) * 2^bits) as int64, `bits` such that the weights of a whole vocabulary cannot overflow
-(44 for 163,840 tokens). Sums are exact. What is less likely than the most likely token by a factor of more than
-2^(bits + 1) gets weight 0; all such tokens together have less than one part in 10^8 of the probability.
+A weight is round(exp(-x) * 2^bits) as int64, `bits` such that the weights of a whole vocabulary cannot
+overflow (44 for 163,840 tokens). Sums are exact. A token less likely than the most likely one by a factor of
+more than 2^(bits + 1) weighs 0; all such tokens together have less than one part in 10^8 of the probability.
 """
 
 from __future__ import annotations
