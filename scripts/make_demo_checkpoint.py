@@ -14,7 +14,15 @@ from pathlib import Path
 
 from kimistream.checkpoint.config import parse_config
 from kimistream.checkpoint.contents import content
-from kimistream.checkpoint.released import Sizes, config_tree, index_bytes, place, shard_name, shards
+from kimistream.checkpoint.released import (
+    Sizes,
+    config_tree,
+    index_pieces,
+    place,
+    shard,
+    shard_count,
+    shard_name,
+)
 
 SEED = 3
 SIZES = Sizes(
@@ -102,13 +110,13 @@ def make(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     tree = config_tree(SIZES)
     config = parse_config(json.dumps(tree).encode())
-    all_shards = shards(config, SIZES)
-    for number, tensors in enumerate(all_shards, 1):
-        head, placed = place(tensors)
+    count = shard_count(config, SIZES)
+    for number in range(1, count + 1):
+        head, placed = place(shard(config, SIZES, number))
         data = b"".join(content(SEED, item.tensor, config.kda.num_heads).tobytes() for item in placed)
-        (directory / shard_name(number, len(all_shards))).write_bytes(head + data)
+        (directory / shard_name(number, count)).write_bytes(head + data)
     (directory / "config.json").write_text(json.dumps(tree, indent=2) + "\n")
-    (directory / "model.safetensors.index.json").write_bytes(index_bytes(all_shards))
+    (directory / "model.safetensors.index.json").write_bytes(b"".join(index_pieces(config, SIZES)))
     (directory / "tiktoken.model").write_bytes(vocabulary())
     (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(256), indent=2) + "\n")
 

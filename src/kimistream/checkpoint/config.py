@@ -12,6 +12,7 @@ refused when it is switched on, because it may change the result.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -104,6 +105,7 @@ class ModelConfig:
     situ_beta: float
     """0.0 when `activation` is "silu", as is `situ_linear_beta`."""
     situ_linear_beta: float
+    """NaN when `up` has no limit (null in config.json)."""
     attn_res_block_size: int | None
     rms_norm_eps: float
     bos_id: int | None
@@ -200,7 +202,7 @@ def _parse_text(text: Fields, top: Fields, nested: bool) -> ModelConfig:
         dense_intermediate_size=text.integer("intermediate_size", 1, MAX_SIZE),
         activation=activation,
         situ_beta=text.number("activation_situ_beta", 0.0, 1e6, positive) if situ else 0.0,
-        situ_linear_beta=text.number("activation_situ_linear_beta", 0.0, 1e6, positive) if situ else 0.0,
+        situ_linear_beta=_situ_linear_beta(text) if situ else 0.0,
         attn_res_block_size=text.optional_integer("attn_res_block_size", 1, MAX_LAYERS),
         rms_norm_eps=text.number("rms_norm_eps", 0.0, 1.0, "a number above 0 and below 1"),
         bos_id=_first_given("bos_token_id", text, top).optional_integer("bos_token_id", 0, vocab - 1),
@@ -209,6 +211,13 @@ def _parse_text(text: Fields, top: Fields, nested: bool) -> ModelConfig:
         tied=top.optional_flag("tie_word_embeddings") or text.optional_flag("tie_word_embeddings"),
         nested=nested,
     )
+
+
+def _situ_linear_beta(text: Fields) -> float:
+    name = "activation_situ_linear_beta"
+    if name in text.values and text.values[name] is None:
+        return math.nan
+    return text.number(name, 0.0, 1e6, "null, or a number above 0")
 
 
 def _check_not_built(text: Fields, top: Fields) -> None:

@@ -83,7 +83,8 @@ def normals(key: int, count: int) -> Floats:
     """`count` numbers of mean 0 and deviation 1, nearly normal: sums of four 16-bit integers, scaled."""
     parts = words(key, count).astype("<u8").view("<u2").reshape(count, 4)
     sums = parts.sum(axis=1, dtype=np.int32) - 2 * 65535
-    return sums.astype(np.float32) * np.float32(1 / (math.sqrt(4 / 12) * 65536))
+    scaled: Floats = sums.astype(np.float32) * np.float32(1 / (math.sqrt(4 / 12) * 65536))
+    return scaled
 
 
 def bf16(values: Floats) -> npt.NDArray[np.uint16]:

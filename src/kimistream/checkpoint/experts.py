@@ -24,6 +24,11 @@ from kimistream.errors import ConfigError, ShardError, TensorError
 
 GROUP = 32
 """Columns that share one MXFP4 scale (ARCHITECTURE section 8)."""
+_SUFFIXES = ("", "_packed", "_scale")
+_COLUMN = {
+    (digit, suffix): 2 * i + (suffix == "_scale") for i, digit in enumerate("123") for suffix in _SUFFIXES
+}
+_COLUMN["", ""] = 0
 _COLUMN_SUFFIX = ("weight_packed", "weight_scale")
 
 
@@ -76,42 +81,34 @@ class ExpertCollector:
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
-        self._match = expert_pattern(config).fullmatch
-        self._wanted = set(config.moe_layers)
+        self._findall = expert_pattern(config).findall
+        self._moe_layers = np.array(config.moe_layers, np.int64)
         self._layers: dict[int, _Layer] = {}
-        self._seen: set[tuple[int, int, str, tuple[int, ...]]] = set()
-        self._columns = {"1": 0, "2": 2, "3": 4}
 
     def add(self, header: Header, number: int, files: Sequence[HasPath]) -> list[int]:
         """Take the experts of a shard (file `number`); returns the indices of its other tensors.
 
         Raises TensorError for a wrong shape or type, ShardError for a tensor that another shard has too.
         """
-        rest: list[int] = []
-        found: dict[int, tuple[list[int], list[int]]] = {}
-        count = self._config.moe.num_experts
-        for i, name in enumerate(header.names):
-            match = self._match(name)
-            if match is None:
-                rest.append(i)
-                continue
-            layer_text, expert_text, part, suffix = match.groups()
-            layer, expert = int(layer_text), int(expert_text)
-            if layer not in self._wanted or expert >= count:
-                rest.append(i)
-                continue
-            column = self._columns[part] + (suffix == "_scale")
-            entry = header.entries[i]
-            key = (layer, column, entry.dtype, entry.shape)
-            if key not in self._seen:
-                self._check(header, layer, column, suffix, i)
-                self._seen.add(key)
-            places, indices = found.setdefault(layer, ([], []))
-            places.append(expert * 6 + column)
-            indices.append(i)
-        for layer, (places, indices) in found.items():
-            self._store(self._layers[layer], places, header, indices, number, files)
-        return rest
+        found = self._findall("\n".join(header.names)) if header.names else []
+        if len(found) != len(header.names):
+            raise ShardError(
+                f"{header.path}: the name of a tensor contains the end of a line", "Fetch the file again."
+            )
+        layers = np.array([int(layer or -1) for layer, _, _, _ in found], np.int64)
+        experts = np.array([int(expert or -1) for _, expert, _, _ in found], np.int64)
+        columns = np.array([_COLUMN[part, suffix] for _, _, part, suffix in found], np.int64)
+        wanted = np.isin(layers, self._moe_layers) & (experts < self._config.moe.num_experts)
+        for layer in np.unique(layers[wanted]).tolist():
+            mine = np.flatnonzero(wanted & (layers == layer))
+            # The check is of kinds of tensors, with one example each, not of every tensor.
+            kinds = {
+                (*found[i][2:], header.entries[i].dtype, header.entries[i].shape): i for i in mine.tolist()
+            }
+            for (part, suffix, _, _), i in kinds.items():
+                self._check(header, layer, _COLUMN[part, suffix], suffix, i)
+            self._store(self._layers[layer], experts[mine] * 6 + columns[mine], header, mine, number, files)
+        return [int(i) for i in np.flatnonzero(~wanted)]
 
     def _check(self, header: Header, layer: int, column: int, suffix: str, i: int) -> None:
         """One (layer, column, dtype, shape): is it what the config asks for, in one form per layer?"""
@@ -155,13 +152,12 @@ class ExpertCollector:
     def _store(
         self,
         layer: _Layer,
-        places: list[int],
+        where: npt.NDArray[np.int64],
         header: Header,
-        indices: list[int],
+        indices: npt.NDArray[np.int64],
         number: int,
         files: Sequence[HasPath],
     ) -> None:
-        where = np.array(places)
         flat_offsets, flat_files = layer.offsets.reshape(-1), layer.files.reshape(-1)
         taken = np.flatnonzero(flat_offsets[where] >= 0)
         if len(taken):

@@ -164,21 +164,23 @@ def _check_ranges(
     def refuse(what: str) -> NoReturn:
         raise ShardError(f"{path}: {what}", fetch(path, repo))
 
-    begins = np.empty(len(names), np.int64)
-    ends = np.empty(len(names), np.int64)
-    for i, entry in enumerate(entries):
-        width = WIDTH_BITS.get(entry.dtype)
+    kinds = [(entry.dtype, entry.shape) for entry in entries]
+    lengths: dict[tuple[str, tuple[int, ...]], int] = {}
+    for dtype, shape in set(kinds):
+        width = WIDTH_BITS.get(dtype)
         if width is None:
-            known = ", ".join(WIDTH_BITS)
-            refuse(f'tensor {names[i]} has the unknown dtype "{entry.dtype}"; known: {known}')
-        if entry.data_offsets is None:
+            name = names[kinds.index((dtype, shape))]
+            refuse(f'tensor {name} has the unknown dtype "{dtype}"; known: {", ".join(WIDTH_BITS)}')
+        lengths[dtype, shape] = -(-math.prod(shape) * width // 8)
+    ranges = [entry.data_offsets for entry in entries]
+    for i, (kind, found) in enumerate(zip(kinds, ranges, strict=True)):
+        if found is None:
             refuse(f"tensor {names[i]} has no data_offsets in the header")
-        begin, end = entry.data_offsets
-        needed = -(-math.prod(entry.shape) * width // 8)
-        if end - begin != needed:
-            shape = list(entry.shape)
-            refuse(f"tensor {names[i]} has {end - begin} bytes, its {entry.dtype} {shape} needs {needed}")
-        begins[i], ends[i] = begin, end
+        if found[1] - found[0] != lengths[kind]:
+            held = f"tensor {names[i]} has {found[1] - found[0]} bytes"
+            refuse(f"{held}, its {kind[0]} {list(kind[1])} needs {lengths[kind]}")
+    both = np.array(ranges, np.int64).reshape(-1, 2)
+    begins, ends = both[:, 0], both[:, 1]
     _check_tiling(begins, ends, names, refuse)
     held, promised = size - start, int(ends.max(initial=0))
     if held != promised:

@@ -154,12 +154,16 @@ def expert_name(config: ModelConfig, layer: int, expert: int, part: str, suffix:
 
 
 def expert_pattern(config: ModelConfig) -> re.Pattern[str]:
-    """Matches an expert tensor's name; groups: layer, expert, part digit, "", "_packed" or "_scale"."""
+    """For `findall` in names joined by line ends: one (layer, expert, part digit, suffix) for each line.
+
+    The suffix is "", "_packed" or "_scale". A line that is not an expert's tensor gives empty strings.
+    """
     start = re.escape(f"{config.prefix}layers.")
     number = "(0|[1-9][0-9]{0,4})"
-    return re.compile(
+    expert = (
         start + number + r"\.block_sparse_moe\.experts\." + number + r"\.w([123])\.weight(_packed|_scale|)"
     )
+    return re.compile(rf"^(?:{expert}|.*)$", re.MULTILINE)
 
 
 def expert_shapes(config: ModelConfig) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:

@@ -15,7 +15,7 @@ to explain. (With the `__metadata__` that other writers put in, each file would 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -204,13 +204,20 @@ def shard_name(number: int, count: int) -> str:
     return f"model-{number:05d}-of-{count:06d}.safetensors"
 
 
-def shards(config: ModelConfig, sizes: Sizes) -> list[list[Stored]]:
-    """The tensors of each shard, in no particular order."""
-    result = [_layer(config, sizes, layer) for layer in range(config.num_layers)]
-    result.append([Stored(n.name, role, "BF16", n.shape) for role, n in final_tensors(config).items()])
-    if sizes.vision is not None:
-        result += _vision(sizes.vision, config.hidden_size)
-    return result
+def shard_count(config: ModelConfig, sizes: Sizes) -> int:
+    """How many shards the layout has."""
+    return config.num_layers + (1 if sizes.vision is None else 3)
+
+
+def shard(config: ModelConfig, sizes: Sizes, number: int) -> list[Stored]:
+    """The tensors of shard `number` (from 1), in no particular order."""
+    if number <= config.num_layers:
+        return _layer(config, sizes, number - 1)
+    if number == config.num_layers + 1:
+        return [Stored(n.name, role, "BF16", n.shape) for role, n in final_tensors(config).items()]
+    if sizes.vision is None:
+        return []
+    return _vision(sizes.vision, config.hidden_size)[number - config.num_layers - 2]
 
 
 def _layer(config: ModelConfig, sizes: Sizes, layer: int) -> list[Stored]:
@@ -275,10 +282,13 @@ def place(tensors: Iterable[Stored]) -> tuple[bytes, list[Placed]]:
     return len(text).to_bytes(8, "little") + text, placed
 
 
-def index_bytes(all_shards: list[list[Stored]]) -> bytes:
-    """The content of model.safetensors.index.json: a line for each tensor, ordered by name."""
-    count = len(all_shards)
-    weight_map = {t.name: shard_name(n, count) for n, tensors in enumerate(all_shards, 1) for t in tensors}
-    total = sum(tensor.nbytes for tensors in all_shards for tensor in tensors)
-    tree = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-    return msgspec.json.format(msgspec.json.encode(tree), indent=2)
+def index_pieces(config: ModelConfig, sizes: Sizes) -> Iterator[bytes]:
+    """The content of model.safetensors.index.json, a shard at a time, a line for each tensor."""
+    count = shard_count(config, sizes)
+    total = sum(t.nbytes for number in range(1, count + 1) for t in shard(config, sizes, number))
+    yield b'{\n  "metadata": {\n    "total_size": %d\n  },\n  "weight_map": {\n' % total
+    for number in range(1, count + 1):
+        file = shard_name(number, count)
+        lines = [f'    "{name}": "{file}"' for name in sorted(t.name for t in shard(config, sizes, number))]
+        yield ",\n".join(lines).encode() + (b",\n" if number < count else b"\n")
+    yield b"  }\n}"
