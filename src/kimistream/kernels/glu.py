@@ -12,12 +12,14 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from numba import get_num_threads, njit, prange
+from numba import njit
 
 from .exp import sigmoid_parts, tanh_parts
 from .formats import Activation
-from .simd import ldf, ptr, splat, stf
-from .simd_more import INLINE, KERNEL, ldf_part, stf_part
+from .jobs import JOB, address, job, real, split
+from .runtime import argument, kernel
+from .simd import ldf, splat, stf
+from .simd_more import INLINE, ldf_part, stf_part
 
 Floats = npt.NDArray[np.float32]
 
@@ -58,35 +60,47 @@ def glu16(activation, gate, up, beta, linear_beta):
     return silu_glu16(gate, up)
 
 
-@njit(**KERNEL)
-def _glu(activation, gate, up, beta, linear_beta, out, start, stop):
-    gs, us, ys = ptr(gate), ptr(up), ptr(out)
+@kernel(JOB)
+def _glu(a, item, thread):
+    gate, up, out = address(a, 0), address(a, 1), address(a, 2)
+    activation, n, each = argument(a, 3), argument(a, 4), argument(a, 5)
+    beta, linear_beta = real(a, 6), real(a, 7)
+    start, stop = item * each, min(n, (item + 1) * each)
     whole = start + ((stop - start) & ~15)
-    for i in range(start, whole, 16):
-        stf(ys, i * 4, glu16(activation, ldf(gs, i * 4), ldf(us, i * 4), beta, linear_beta))
+    for i in range(start * 4, whole * 4, 64):
+        stf(out, i, glu16(activation, ldf(gate, i), ldf(up, i), beta, linear_beta))
     if whole < stop:
-        n = stop - whole
-        y = glu16(activation, ldf_part(gs, whole * 4, n), ldf_part(us, whole * 4, n), beta, linear_beta)
-        stf_part(ys, whole * 4, y, n)
+        i, left = whole * 4, stop - whole
+        y = glu16(activation, ldf_part(gate, i, left), ldf_part(up, i, left), beta, linear_beta)
+        stf_part(out, i, y, left)
 
 
-@njit(parallel=True, **KERNEL)
-def _glu_parallel(activation, gate, up, beta, linear_beta, out, parts):
-    n = gate.size
-    step = ((n + parts - 1) // parts + 15) & ~15
-    for i in prange(parts):
-        _glu(activation, gate, up, beta, linear_beta, out, min(i * step, n), min((i + 1) * step, n))
+@kernel(JOB)
+def _sigmoid_gate(a, item, thread):
+    o, gate, out = address(a, 0), address(a, 1), address(a, 2)
+    n, each = argument(a, 3), argument(a, 4)
+    start, stop = item * each, min(n, (item + 1) * each)
+    whole = start + ((stop - start) & ~15)
+    for i in range(start * 4, whole * 4, 64):
+        s, d = sigmoid_parts(ldf(gate, i))
+        stf(out, i, ldf(o, i) * s / d)
+    if whole < stop:
+        i, left = whole * 4, stop - whole
+        s, d = sigmoid_parts(ldf_part(gate, i, left))
+        stf_part(out, i, ldf_part(o, i, left) * s / d, left)
 
 
 def glu(activation: int, gate: Floats, up: Floats, beta: float, linear_beta: float, out: Floats) -> None:
-    """out = activation(gate, up), all float32 [T, N] and contiguous; out may be gate or up.
+    """out = activation(gate, up), all contiguous float32 [T, N]; out may be gate or up.
 
     `activation` is a formats.Activation. `beta` and `linear_beta` matter for SiTU only; linear_beta NaN
     (`ABSENT`) leaves `up` as it is.
     """
-    a, b, c, n = gate.reshape(-1), up.reshape(-1), out.reshape(-1), gate.size
-    limits = np.float32(beta), np.float32(linear_beta)
-    if n < 16384:
-        _glu(int(activation), a, b, *limits, c, 0, n)
-    else:
-        _glu_parallel(int(activation), a, b, *limits, c, get_num_threads())
+    items, each = split(-(-gate.size // 16), 16)
+    job(_glu, items, gate, up, out, int(activation), gate.size, each * 16, float(beta), float(linear_beta))
+
+
+def sigmoid_gate(o: Floats, gate: Floats, out: Floats) -> None:
+    """out = o * sigmoid(gate): contiguous float32 of one shape, out may be o (ARCHITECTURE section 6)."""
+    items, each = split(-(-o.size // 16), 16)
+    job(_sigmoid_gate, items, o, gate, out, o.size, each * 16)

@@ -20,6 +20,18 @@ KERNEL: dict[str, Any] = {"nogil": True, "cache": True, "boundscheck": False, "e
 INLINE: dict[str, Any] = {**KERNEL, "forceinline": True}
 
 
+@op(types.int64, P, N)
+def ld_i32(b, p, off):
+    """One int32, as int64."""
+    return b.sext(load(b, p, off, I32, 4), I64)
+
+
+@op(types.void, P, N, types.int64)
+def st_i32(b, p, off, v):
+    """Store the lower half of an int64."""
+    store(b, b.trunc(v, I32), p, off)
+
+
 @op(F, I)
 def half_to_f(b, h):
     """IEEE half precision bits, in the low half of each int32, to float32, exactly (NaN stays NaN)."""
