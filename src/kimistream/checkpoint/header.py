@@ -182,14 +182,12 @@ def _check_ranges(
     both = np.array(ranges, np.int64).reshape(-1, 2)
     begins, ends = both[:, 0], both[:, 1]
     _check_tiling(begins, ends, names, refuse)
-    held, promised = size - start, int(ends.max(initial=0))
-    if held != promised:
-        by = (
-            f"cut short by {promised - held:,} bytes"
-            if held < promised
-            else f"{held - promised:,} bytes too long"
-        )
-        refuse(f"{by}: the file has {size:,} bytes, its header says {start + promised:,}")
+    actual, promised = size - start, int(ends.max(initial=0))
+    if actual != promised:
+        less = f"cut short by {promised - actual:,} bytes"
+        more = f"{actual - promised:,} bytes too long"
+        wrong = less if actual < promised else more
+        refuse(f"{wrong}: the file has {size:,} bytes, its header says {start + promised:,}")
     return begins, ends - begins
 
 

@@ -14,6 +14,7 @@ the next run to start again there; a directory without it, and not empty, is lef
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -29,6 +30,7 @@ import numpy as np
 
 from kimistream.checkpoint.config import MAX_EXPERTS, MAX_LAYERS, MAX_SIZE, ModelConfig, parse_config
 from kimistream.checkpoint.contents import codes, content, exponent_of, key_of, numbers, scale_of, scales
+from kimistream.checkpoint.direct import DirectFile
 from kimistream.checkpoint.index import INDEX_NAME
 from kimistream.checkpoint.released import (
     Placed,
@@ -54,9 +56,6 @@ SMALL = 1 << 18
 _NUMBERS = 2_097_143
 _BYTES = 8_388_593
 """Lengths of the shared buffers, both prime: 4 MB of bf16, 8 MB of codes."""
-_WRITE = 32 << 20
-_SLICES = 512
-"""A system call writes about so many bytes, in at most so many slices (the limit is 1024)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,48 +229,41 @@ class _Job:
         head, placed = place(shard(self.config, self.sizes, number))
         path = self.directory / shard_name(number, self.count)
         part = path.with_suffix(".part")
-        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        try:
-            if self.sparse:
-                os.ftruncate(handle, placed[-1].offset + placed[-1].tensor.nbytes)
-                self._write(handle, 0, [memoryview(head)])
-                for offset, data in real_pieces(self.config, self.seed, placed):
-                    self._write(handle, offset, [memoryview(data)])
-            else:
-                self._write_all(handle, head, placed)
-            os.fsync(handle)
-            if hasattr(os, "posix_fadvise"):  # so that a later measurement meets the disk, not the cache
-                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(handle)
+        if self.sparse:
+            self._write_sparse(part, head, placed)
+        else:
+            with DirectFile(part) as out:
+                self._append(out, memoryview(head))
+                for item in placed:
+                    for piece in self._content(item.tensor):
+                        self._append(out, piece)
+                out.finish()
         os.replace(part, path)
 
-    def _write_all(self, handle: int, head: bytes, placed: Sequence[Placed]) -> None:
-        offset, waiting, size = 0, [memoryview(head)], len(head)
-        for item in placed:
-            for piece in self._content(item.tensor):
-                waiting.append(piece)
-                size += len(piece)
-                if size >= _WRITE or len(waiting) >= _SLICES:
-                    self._write(handle, offset, waiting)
-                    offset, waiting, size = offset + size, [], 0
-        self._write(handle, offset, waiting)
+    def _append(self, out: DirectFile, piece: memoryview) -> None:
+        out.append(piece)
+        self._count(len(piece))
 
-    def _write(self, handle: int, offset: int, pieces: list[memoryview]) -> None:
-        """Write all of the pieces at `offset`, however many calls that takes."""
+    def _count(self, written: int) -> None:
         if self.stop.is_set():
             raise Interrupted("stopped")
-        while pieces:
-            written = os.pwritev(handle, pieces, offset)
-            offset += written
-            with self._lock:
-                self._done += written
-                if self._progress is not None:
-                    self._progress(self._done, self._total)
-            while pieces and written >= len(pieces[0]):
-                written -= len(pieces.pop(0))
-            if written:
-                pieces[0] = pieces[0][written:]
+        with self._lock:
+            self._done += written
+            if self._progress is not None:
+                self._progress(self._done, self._total)
+
+    def _write_sparse(self, part: Path, head: bytes, placed: Sequence[Placed]) -> None:
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            os.ftruncate(handle, placed[-1].offset + placed[-1].tensor.nbytes)
+            for offset, data in ((0, head), *real_pieces(self.config, self.seed, placed)):
+                view = memoryview(data)
+                while len(view):
+                    written = os.pwrite(handle, view, offset)
+                    view, offset = view[written:], offset + written
+                self._count(len(data))
+        finally:
+            os.close(handle)
 
     def _content(self, tensor: Stored) -> Iterator[memoryview]:
         """The bytes of a tensor, in slices of the shared buffers if it is large."""
@@ -334,4 +326,5 @@ class _Job:
                 (self.directory / name).unlink(missing_ok=True)
         (self.directory / MARKER).unlink(missing_ok=True)
         if self._made_directory:
-            self.directory.rmdir()
+            with contextlib.suppress(OSError):
+                self.directory.rmdir()
