@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kimistream.engine.weights import bits_for, log_sum, reach, weights
+from kimistream.engine.cuts import largest
+from kimistream.engine.weights import bits_for, log_sum, weights
 
 Floats = npt.NDArray[np.float32]
 Floats64 = npt.NDArray[np.float64]
@@ -31,29 +32,14 @@ class TokenLogprobs:
     """(id, log probability), most likely first; the chosen token is among them only if it ranks so high."""
 
 
-def largest(values: Floats | Floats64, count: int) -> Ints64:
-    """Indices of the `count` largest of `[n]`, ascending; of equal values the lower indices are taken."""
-    n = len(values)
-    if count >= n:
-        return np.arange(n)
-    # which of equal values a partition puts in front depends on the CPU, the value at the border does not
-    border = np.partition(values, n - count)[n - count]
-    above = np.flatnonzero(values > border)
-    equal = np.flatnonzero(values == border)[: count - len(above)]
-    return np.sort(np.concatenate((above, equal)))
-
-
 def token_logprobs(logits: Floats, token: int, count: int) -> TokenLogprobs:
     """The report on a token: float32 logits `[vocab]` as the model gave them, `count` most likely tokens."""
-    x = logits.astype(np.float64)
-    peak = x.max()
-    bits = bits_for(len(x))
-    distance = peak - x
-    mass = int(weights(distance[distance < reach(bits)], 1.0, bits).sum())
-    norm = log_sum(mass, bits)
+    peak = float(logits.max())
+    bits = bits_for(len(logits))
+    norm = log_sum(int(weights(logits, peak, 1.0, bits).sum()), bits)
 
     def logprob(i: int) -> float:
-        return float(x[i] - peak) - norm
+        return float(logits[i]) - peak - norm
 
     rank = 1 + np.count_nonzero(logits > logits[token]) + np.count_nonzero(logits[:token] == logits[token])
     ids = largest(logits, count) if count else np.empty(0, np.int64)

@@ -43,9 +43,9 @@ class _Range:
             return f"{kind}, {self.words}"
         if self.high == math.inf:
             return f"{kind}, {self.low} or more"
-        return f"{kind}, " + (
-            f"above {self.low}, up to {self.high}" if self.above else f"{self.low} to {self.high}"
-        )
+        if self.above:
+            return f"{kind}, above {self.low}, up to {self.high}"
+        return f"{kind}, {self.low} to {self.high}"
 
 
 NUMBERS: Mapping[str, _Range] = {

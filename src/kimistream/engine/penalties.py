@@ -29,21 +29,27 @@ class Penalties:
         self._repetition = options.repetition_penalty
         self._presence = options.presence_penalty
         self._frequency = options.frequency_penalty
-        seen = np.unique(np.asarray(prompt, np.int64)) if self._repetition != 1 else np.empty(0, np.int64)
-        self._slot = {int(token): i for i, token in enumerate(seen)}
-        self._ids = seen
-        self._in_prompt = np.ones(len(seen), np.bool_)
-        self._counts = np.zeros(len(seen), np.int64)
+        self._prompt = (
+            np.unique(np.asarray(prompt, np.int64)) if self._repetition != 1 else np.empty(0, np.int64)
+        )
+        self._slot: dict[int, int] = {}
+        self._ids = np.zeros(64, np.int64)
+        self._counts = np.zeros(64, np.int64)
+        self._fresh = np.zeros(64, np.bool_)
+        """Whether a token of the answer is not in the prompt."""
 
     def add(self, token: int) -> None:
         """The answer has one more token."""
-        slot = self._slot.setdefault(token, len(self._slot))
-        if slot == len(self._ids):
-            more = max(64, slot)
-            self._ids = np.concatenate((self._ids, np.zeros(more, np.int64)))
-            self._in_prompt = np.concatenate((self._in_prompt, np.zeros(more, np.bool_)))
-            self._counts = np.concatenate((self._counts, np.zeros(more, np.int64)))
-        self._ids[slot] = token
+        slot = self._slot.get(token)
+        if slot is None:
+            slot = self._slot[token] = len(self._slot)
+            if slot == len(self._ids):
+                self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+                self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
+                self._fresh = np.concatenate((self._fresh, np.zeros_like(self._fresh)))
+            at = int(np.searchsorted(self._prompt, token))
+            self._ids[slot] = token
+            self._fresh[slot] = at == len(self._prompt) or self._prompt[at] != token
         self._counts[slot] += 1
 
     def remove(self, token: int) -> None:
@@ -52,12 +58,11 @@ class Penalties:
 
     def apply(self, logits: Floats64) -> None:
         """Change float64 logits `[vocab]` in place."""
-        used = len(self._slot)
-        ids, counts = self._ids[:used], self._counts[:used]
-        x = logits[ids]
+        used = np.flatnonzero(self._counts[: len(self._slot)])
+        ids, counts = self._ids[used], self._counts[used]
         if self._repetition != 1:
-            seen = self._in_prompt[:used] | (counts > 0)
-            penalized = np.where(x > 0, x / self._repetition, x * self._repetition)
-            x = np.where(seen, penalized, x)
-        x = x - self._frequency * counts
-        logits[ids] = x - self._presence * (counts > 0)
+            for seen in (self._prompt, ids[self._fresh[used]]):
+                x = logits[seen]
+                logits[seen] = np.where(x > 0, x / self._repetition, x * self._repetition)
+        logits[ids] -= self._frequency * counts
+        logits[ids] -= self._presence

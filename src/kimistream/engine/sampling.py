@@ -20,16 +20,18 @@ top_p, so the first one always stays. Logits are float64 from step 2 on; from st
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from kimistream.engine.logprobs import TokenLogprobs, largest, token_logprobs
+from kimistream.engine.cuts import largest, nucleus
+from kimistream.engine.logprobs import TokenLogprobs, token_logprobs
 from kimistream.engine.options import SamplingOptions
 from kimistream.engine.penalties import Penalties
 from kimistream.engine.random import random64
-from kimistream.engine.weights import bits_for, reach, weights
+from kimistream.engine.weights import bits_for, pick, weights
 from kimistream.errors import NumberError, UsageError
 
 Floats = npt.NDArray[np.float32]
@@ -145,50 +147,28 @@ class Sampler:
         """Steps 5 to 7."""
         if self.options.greedy:
             return int(x.argmax())
-        ids, weight = candidates(x, self.options)
-        sums = np.cumsum(weight)
-        target = random64(self.seed, place, self._stream) * int(sums[-1]) >> 64
-        return int(ids[np.searchsorted(sums, target, side="right")])
+        weight, ids = candidates(x, self.options)
+        number = random64(self.seed, place, self._stream)
+        chosen = pick(weight, number * int(weight.sum()) >> 64)
+        return chosen if ids is None else int(ids[chosen])
 
 
-def candidates(logits: Floats | Floats64, options: SamplingOptions) -> tuple[Ints64, Ints64]:
-    """Ids that may be chosen, ascending, and their weights, proportional to their probabilities.
+def candidates(logits: Floats | Floats64, options: SamplingOptions) -> tuple[Ints64, Ints64 | None]:
+    """Weights proportional to the probabilities with which tokens are chosen; 0 for those cut off.
 
-    logits: `[vocab]`, its largest finite; options.temperature above 0.
+    logits: `[vocab]`, the largest finite; options.temperature above 0. The ids, ascending, are given only if
+    they are not all of them.
     """
-    bits = bits_for(len(logits))
-    x = logits.astype(np.float64, copy=False)
-    distance = x.max() - x
-    near = distance < reach(bits) * options.temperature
-    # a cut of min_p never parts tokens that top_k would order otherwise: the cheaper one goes first
-    if 0 < options.top_k < len(x):
-        ids = largest(x, options.top_k)
-        ids = ids[near[ids]]
-    else:
-        ids = np.flatnonzero(near)
-    weight = weights(distance[ids], options.temperature, bits)
-    # the most likely token weighs 2^bits: the product is exact
-    least = max(1, int(np.ceil(options.min_p * 2.0**bits)))
-    kept = weight >= least
-    if not kept.all():
-        ids, weight = ids[kept], weight[kept]
+    peak, bits = float(logits.max()), bits_for(len(logits))
+    ids = None
+    # a cut by min_p leaves the most likely tokens, as one by top_k does: the cheaper goes first
+    if 0 < options.top_k < len(logits):
+        ids = largest(logits, options.top_k)
+        logits = logits[ids]
+    weight = weights(logits, peak, options.temperature, bits)
+    if options.min_p > 0:
+        # the most likely token weighs 2^bits: the product is exact
+        weight *= weight >= math.ceil(options.min_p * 2.0**bits)
     if options.top_p < 1:
-        kept = nucleus(weight, options.top_p)
-        ids, weight = ids[kept], weight[kept]
-    return ids, weight
-
-
-def nucleus(weight: Ints64, top_p: float) -> npt.NDArray[np.bool_]:
-    """Which of the weights `[n]`, from the largest down, are needed to reach top_p of their sum."""
-    total = int(weight.sum())
-    above, below = top_p.as_integer_ratio()
-    target = -(-total * above // below)
-    # n weights of `small` or less have at most total - target together: the rest reaches the target
-    small = (total - target) // len(weight)
-    high = np.sort(weight[weight > small])[::-1]
-    last = high[np.searchsorted(np.cumsum(high), target)]
-    kept: npt.NDArray[np.bool_] = weight > last
-    equal = np.flatnonzero(weight == last)
-    missing = target - int(weight[kept].sum())
-    kept[equal[: -(-missing // int(last))]] = True
-    return kept
+        weight *= nucleus(weight, options.top_p)
+    return weight, ids

@@ -24,6 +24,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
+Floats = npt.NDArray[np.float32]
 Floats64 = npt.NDArray[np.float64]
 Ints64 = npt.NDArray[np.int64]
 
@@ -42,7 +43,7 @@ def bits_for(count: int) -> int:
 
 @cache
 def _table(bits: int) -> Floats64:
-    """2^(bits - i / STEPS) for every i up to the last whose weight may not round to zero."""
+    """2^(bits - i / STEPS) for i up to the first whose weight, one half, rounds to zero."""
     # 2^(1/256) with 120 bits after the point: eight square roots of 2
     root = 2 << 120
     for _ in range(STEPS.bit_length() - 1):
@@ -52,30 +53,32 @@ def _table(bits: int) -> Floats64:
         powers.append(powers[-1] * root >> 120)
     # a quotient of whole numbers is rounded once, correctly
     octave = [powers[STEPS - i] / (2 << 120) for i in range(STEPS)]
-    return np.array([math.ldexp(octave[i % STEPS], bits - i // STEPS) for i in range((bits + 1) * STEPS + 2)])
+    return np.array([math.ldexp(octave[i % STEPS], bits - i // STEPS) for i in range((bits + 1) * STEPS + 1)])
 
 
-def reach(bits: int) -> float:
-    """Distances from the largest logit (in units of the temperature) above this weigh nothing."""
-    return (bits + 1) * LN2
+def weights(logits: Floats | Floats64, peak: float, temperature: float, bits: int) -> Ints64:
+    """round(exp((logits - peak) / temperature) * 2^bits), float32 or float64 `[n]` to int64 `[n]`.
 
-
-def weights(distance: Floats64, temperature: float, bits: int) -> Ints64:
-    """round(exp(-distance / temperature) * 2^bits), float64 `[n]` to int64 `[n]`.
-
-    distance: 0 to temperature * reach(bits). Off by less than 0.51 + 2^-50 of the exact number.
+    logits: none above `peak`; minus infinity weighs 0. Off by less than 0.51 + 2^-50 of the exact number.
     """
     table = _table(bits)
+    limit = float(len(table) - 1)
     scale = STEPS / LN2 / temperature
-    # exp(-x) = 2^-(n + f)/STEPS, n whole, |f| <= 1/2; the second factor by its series, error below 4e-17
+    # exp(-x) = 2^(-(n + f) / STEPS), n whole, |f| <= 1/2; the second factor by its series, error below 4e-17
     a = -LN2 / STEPS
     c1, c2, c3, c4 = a, a * a / 2, a * a * a / 6, a * a * a * a / 24
-    out = np.empty(len(distance), np.int64)
-    f_all, n_all, p_all = (np.empty(min(BLOCK, len(distance))) for _ in range(3))
-    for start in range(0, len(distance), BLOCK):
-        x = distance[start : start + BLOCK]
-        f, n, p = f_all[: len(x)], n_all[: len(x)], p_all[: len(x)]
-        np.multiply(x, scale, out=f)
+    out = np.empty(len(logits), np.int64)
+    # blocks, and no temporary as long as the vocabulary: new pages would cost more than the arithmetic
+    size = min(BLOCK, len(logits))
+    buffers, index_buffer = np.empty((4, size)), np.empty(size, np.intp)
+    for start in range(0, len(logits), BLOCK):
+        block = logits[start : start + BLOCK]
+        f, n, p, factor = buffers[:, : len(block)]
+        index = index_buffer[: len(block)]
+        f[:] = block
+        np.subtract(peak, f, out=f)
+        np.multiply(f, scale, out=f)
+        np.minimum(f, limit, out=f)
         np.rint(f, out=n)
         np.subtract(f, n, out=f)
         np.multiply(f, c4, out=p)
@@ -83,10 +86,23 @@ def weights(distance: Floats64, temperature: float, bits: int) -> Ints64:
             np.add(p, c, out=p)
             np.multiply(p, f, out=p)
         np.add(p, 1.0, out=p)
-        np.multiply(p, table[n.astype(np.intp)], out=p)
+        index[:] = n
+        np.take(table, index, out=factor, mode="clip")
+        np.multiply(p, factor, out=p)
         np.rint(p, out=p)
         out[start : start + BLOCK] = p
     return out
+
+
+def pick(weight: Ints64, target: int) -> int:
+    """The index at which the running sum of `[n]` first exceeds the target (0 to the sum less 1)."""
+    for start in range(0, len(weight), BLOCK):
+        block = weight[start : start + BLOCK]
+        mass = int(block.sum())
+        if target < mass:
+            return start + int(np.searchsorted(np.cumsum(block), target, side="right"))
+        target -= mass
+    raise ValueError("the target is not below the sum of the weights")
 
 
 def log_sum(total: int, bits: int) -> float:
