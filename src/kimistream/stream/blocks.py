@@ -10,6 +10,7 @@ aligned bounds. A block's *span* is the sum of these areas. Kept as arrays: the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -129,6 +130,8 @@ class _Cutter:
                 rows = min(item.granule, item.rows - row)
             self._add(index, item, row, rows, offset)
             row += rows
+            if row < item.rows:
+                self._close_block()
 
     def _rows_that_fit(self, item: TapeItem, row: int, offset: int) -> int:
         joins = self.wanted and self.file == item.file and self.end == offset
@@ -145,7 +148,7 @@ class _Cutter:
         # Not all fit. A sliver of a large item at the end of a block costs more than the room it uses.
         if self.wanted and rows * item.row_bytes < self.block_bytes // 8:
             return 0
-        for multiple in (item.granule * _ROW_MULTIPLE, item.granule):
+        for multiple in (math.lcm(item.granule, _ROW_MULTIPLE), item.granule):
             cut = (row + rows) // multiple * multiple - row
             if cut > 0:
                 return cut

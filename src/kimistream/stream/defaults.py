@@ -12,7 +12,7 @@ ALIGNMENT = 4096
 REQUEST_BYTES = 1 << 20
 """One read of the operating system. Threads x request bytes are in flight: what an expert read waits for."""
 
-THREADS_PER_DRIVE = 12
+THREADS_PER_DRIVE = 8
 """Reader threads, and so the queue depth, of each drive."""
 
 MAX_REQUEST_BYTES = 256 << 20

@@ -183,6 +183,7 @@ class ExpertStore:
 
         The next `request` for the layer confirms those it wants and drops the others.
         """
+        unfinished, self._unfinished = self._unfinished, True  # an interruption in here voids the state
         self._reap()
         room = self.guesses - len(self._guess_tickets)
         base = self._index[layer] * self._experts
@@ -200,6 +201,7 @@ class ExpertStore:
             self._guess_tickets[slot] = self._submit(slot, layer, expert, SPECULATIVE, KIND_SPECULATIVE, None)
             self.counters.guessed += 1
             started += 1
+        self._unfinished = unfinished
         return started
 
     def abort(self) -> None:

@@ -81,7 +81,7 @@ class DirectFile:
                 self._fd = self._buffered_fd = open_file(path, os.O_RDONLY | os.O_CLOEXEC)
                 if direct and not hasattr(os, "O_DIRECT"):
                     _no_cache(self._fd)
-            self.device = os.fstat(self._fd).st_dev
+            self.device = _drive_of(self._fd)
         except OSError as error:
             self.close()
             raise ShardError(
@@ -168,6 +168,10 @@ class DirectFile:
             "Look at the system log (dmesg) for errors of this drive; fetch or copy the file again, then "
             "check it with `kimistream verify --deep`.",
         )
+
+
+def _drive_of(fd: int) -> int:
+    return os.fstat(fd).st_dev
 
 
 def _describe(error: OSError) -> str:

@@ -88,6 +88,7 @@ class Tape:
         """A pass starts. head: it wants the head's items too. more: another pass will follow this one."""
         if self._active:
             self.abort()
+        self._active = True  # first: whatever interrupts us from here on, the next begin starts over
         self._limit = len(self.blocks) if head else self.blocks.head_block
         self._item_limit = len(self.blocks.items) if head else self.blocks.head_start
         self._more = more
@@ -96,7 +97,6 @@ class Tape:
         else:
             self._fetch_block = 0
         self._next_item = 0
-        self._active = True
         self._pump()
 
     def take(self, item: int) -> Iterator[Part]:
