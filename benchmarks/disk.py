@@ -137,7 +137,7 @@ def overtaking(
 
 
 def files_of(directory: Path) -> list[Path]:
-    """The large files of a directory (safetensors or not); one of random bytes is made where there are none."""
+    """The large files of a directory; one of random bytes is made where there are none."""
     found = sorted(path for path in directory.iterdir() if path.is_file() and path.stat().st_size >= 256 * MB)
     if not found:
         path = directory / "kimistream-disk.bin"
@@ -179,7 +179,7 @@ def main() -> None:
                     row.append(plain_rate(paths, pieces, depth, seconds))
                 print(f"{'':11s} {depth:5d} " + "".join(f"{r / 1e9:10.2f}" for r in row), flush=True)
             print()
-        print("seconds of one expert read: alone / behind a full tape queue")
+        print("one expert read: alone / behind a full tape queue")
         for depth in (4, 8, 12, 16, 32):
             for request in (MB // 2, MB, 2 * MB, 4 * MB, 8 * MB):
                 alone, loaded = overtaking(paths, sizes, depth, request, 15)
@@ -189,17 +189,14 @@ def main() -> None:
         print()
     ratios = []
     depth, request = THREADS_PER_DRIVE, REQUEST_BYTES
+    print(f"plain threads, kimistream's reader, plain threads: depth {depth}, {request / MB:g} MB")
     for _ in range(5):
         before = plain_rate(paths, sequential(sizes, request), depth, seconds)
         ours = reader_rate(paths, sizes, depth, request, seconds)
         after = plain_rate(paths, sequential(sizes, request), depth, seconds)
         ratios.append(2 * ours / (before + after))
-        print(
-            f"plain {before / 1e9:.2f}  reader {ours / 1e9:.2f}  plain {after / 1e9:.2f}  ratio {ratios[-1]:.3f}"
-        )
-    print(
-        f"reader / plain threads, depth {depth} x {request / MB:g} MB, median of 5 pairs: {statistics.median(ratios):.3f}"
-    )
+        print(f"  {before / 1e9:.2f}  {ours / 1e9:.2f}  {after / 1e9:.2f}  ratio {ratios[-1]:.3f}")
+    print(f"reader / plain, median of 5 pairs: {statistics.median(ratios):.3f}")
 
 
 if __name__ == "__main__":
