@@ -12,7 +12,10 @@ import sys
 from cyclopts import App, CycloptsError
 
 from kimistream import __version__
+from kimistream.cli.plan import plan
+from kimistream.cli.pull import pull
 from kimistream.cli.run import run
+from kimistream.cli.synth import synth
 from kimistream.errors import Interrupted, KimistreamError, UsageError
 
 app = App(
@@ -21,9 +24,15 @@ app = App(
     help="Run Kimi K3 from disk on one ordinary machine, exactly and within a memory budget.",
 )
 app.command(run)
+app.command(plan)
+app.command(pull)
+app.command(synth)
 
 EXAMPLES = {
     "run": 'kimistream run CHECKPOINT --prompt "Hello" --memory 8GB --max-tokens 64',
+    "plan": "kimistream plan CHECKPOINT --memory 8GB --context 4096",
+    "synth": "kimistream synth DIRECTORY --layers 5 --experts 64 --vocab 32768 --mla 4,5",
+    "pull": "kimistream pull DIRECTORY --only text",
 }
 """A call that works, for each command."""
 

@@ -42,6 +42,14 @@ def prompt_ids(text: str) -> list[int]:
     return ids
 
 
+def layer_list(option: str, text: str) -> list[int]:
+    """Layer numbers written as `4,5`."""
+    try:
+        return [int(word) for word in text.replace(",", " ").split()]
+    except ValueError:
+        raise UsageError(f"{option} {text}: is not a list of layers", f"Write {option} 4,5.") from None
+
+
 def read_prompt_file(path: str) -> str:
     """The text of a file, or of standard input for `-`; UTF-8."""
     try:

@@ -123,11 +123,9 @@ class Model:
                 experts,
                 Workspace(checkpoint.config, plan.rows),
             )
-            eos = checkpoint.config.eos_token_id
-            stops = frozenset() if eos is None else frozenset({eos})
-            model = cls(
-                checkpoint, plan, source, reader, tape, experts, forward, context, stops, stack.pop_all()
-            )
+            stops = frozenset(checkpoint.config.eos_ids)
+            closing = stack.pop_all()
+            model = cls(checkpoint, plan, source, reader, tape, experts, forward, context, stops, closing)
             model.touch_seconds = touched
             return model
 

@@ -23,10 +23,8 @@ def try_tokenizer(directory: Path, config: ModelConfig) -> tuple[Tokenizer | Non
 
 def stop_ids(config: ModelConfig, tokenizer: Tokenizer | None) -> frozenset[int]:
     """The tokens that end an answer: the config's and the tokenizer's."""
-    ids = set(tokenizer.stop_ids) if tokenizer is not None else set()
-    if config.eos_token_id is not None:
-        ids.add(config.eos_token_id)
-    return frozenset(ids)
+    known = tokenizer.stop_ids if tokenizer is not None else frozenset()
+    return frozenset(config.eos_ids) | known
 
 
 __all__ = ["TextError", "stop_ids", "try_tokenizer"]

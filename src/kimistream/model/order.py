@@ -82,4 +82,5 @@ def tape_score(checkpoint: Checkpoint) -> Score:
             granule = config.mla.nope_head_dim + config.mla.v_head_dim if role == "kv_b_proj" else 1
             matrices[role] = add(layer_tensor(config, layer, role), granule)
         layers.append(matrices)
-    return Score(tuple(items), tuple(layers), add(head_name(config)))
+    head = add(head_name(config))
+    return Score(tuple(items), tuple(layers), head)

@@ -1,0 +1,127 @@
+"""`kimistream plan`: where every byte goes, the least budget, and what more memory would buy.
+
+Knows: how to print a plan.
+Does not know: how it is worked out (stream.plan) or what a token costs (engine.estimate).
+"""
+
+from __future__ import annotations
+
+import json as jsonlib
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from kimistream.budget import format_size
+from kimistream.cli.options import at_least, checkpoint_path
+from kimistream.errors import BudgetError
+
+LADDER = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
+"""Budgets of the table, in GB, as far as this checkpoint can use them."""
+
+
+def plan(
+    checkpoint: str,
+    /,
+    *,
+    memory: str | None = None,
+    context: int = 4096,
+    prompt_tokens: int | None = None,
+    chunk: int | None = None,
+    measure: bool = True,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Print where every byte of a memory budget goes, and what other budgets would give.
+
+    Parameters
+    ----------
+    checkpoint
+        A directory in Kimi K3's layout, or `demo`.
+    memory
+        The budget for the whole process, as 8GB. By default what is free, minus a reserve.
+    context
+        Positions of a sequence, prompt and answer together.
+    prompt_tokens
+        The length of the prompt, for the size of its passes.
+    chunk
+        Prompt tokens in one pass.
+    measure
+        Measure this disk and this memory for a second or two, to tell seconds.
+    json
+        One JSON object on stdout.
+    """
+    at_least("--context", context, 1)
+    at_least("--prompt-tokens", prompt_tokens, 1)
+    at_least("--chunk", chunk, 1)
+    path = checkpoint_path(checkpoint)
+
+    from kimistream.checkpoint.table import Checkpoint
+    from kimistream.engine.estimate import estimate
+    from kimistream.engine.model import prepare_kernels, resolve_budget
+    from kimistream.engine.rates import disk_rate, memory_rate
+    from kimistream.engine.sizes import Request, Tuning, size_up
+    from kimistream.stream.plan import Plan, least_budget, make_plan
+
+    opened = Checkpoint.open(path)
+    prepare_kernels(None, None)
+    request = Request(context, chunk, prompt_tokens)
+    budget, source = resolve_budget(memory)
+    read, compute = (disk_rate(opened), memory_rate()) if measure else (0.0, 0.0)
+
+    def planned(nbytes: int) -> Plan:
+        return make_plan(size_up(opened, request, nbytes, Tuning()).needs, nbytes)
+
+    chosen = planned(budget)
+    least = least_budget(size_up(opened, request, 0, Tuning()).needs)
+    ladder = []
+    for nbytes in [least, *(gb * 10**9 for gb in LADDER)]:
+        try:
+            step = planned(nbytes)
+        except BudgetError:
+            continue
+        ladder.append((nbytes, step, estimate(opened.config, step, read, compute)))
+        if step.slots >= step.needs.experts:
+            break
+    now = estimate(opened.config, chosen, read, compute)
+    if json:
+        fields: dict[str, Any] = {
+            "budget_bytes": budget,
+            "budget_source": source,
+            "least_bytes": least,
+            "parts": [{"part": part, "bytes": n, "remark": remark} for part, n, remark in chosen.table()],
+            "disk_bytes_per_second": read,
+            "memory_bytes_per_second": compute,
+            "expected_bytes_per_token": now.disk_bytes,
+            "expected_seconds_per_token": now.seconds,
+            "budgets": [
+                {
+                    "budget_bytes": nbytes,
+                    "pinned_share": share(step),
+                    "bytes_per_token": cost.disk_bytes,
+                    "seconds_per_token": cost.seconds,
+                }
+                for nbytes, step, cost in ladder
+            ],
+        }
+        print(jsonlib.dumps(fields))
+        return
+
+    print(f"{path}: {format_size(budget)} ({source}); the least is {format_size(least)}\n")
+    for part, nbytes, remark in chosen.table():
+        print(f"  {part:<14} {format_size(nbytes):>9}  {remark}")
+    print(f"  {'in all':<14} {format_size(chosen.used):>9}")
+    if measure:
+        print(f"\ndisk {format_size(read)}/s (direct reads), memory {format_size(compute)}/s")
+    print("\n  memory     dense weights kept  experts kept  read per token" + ("  s/token" if measure else ""))
+    for nbytes, step, cost in ladder:
+        seconds = f"  {cost.seconds:7.2f}" if measure else ""
+        kept = 100 * step.cache_slots / max(step.needs.experts, 1)
+        print(
+            f"  {format_size(nbytes):<10} {100 * share(step):16.0f} %  {kept:10.1f} %  "
+            f"{format_size(cost.disk_bytes):>14}{seconds}"
+        )
+
+
+def share(plan: Any) -> float:
+    """The share of the tape that is pinned, 0 to 1."""
+    whole = plan.pinned_bytes + plan.tape_bytes
+    return plan.pinned_bytes / whole if whole else 0.0

@@ -1,0 +1,54 @@
+"""What a token will cost under a plan: bytes from disk, bytes from memory, seconds.
+
+Knows: which bytes a decode step touches, and two measured rates.
+Does not know: how the rates were measured, or how the figures are shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kimistream.checkpoint.config import ModelConfig
+from kimistream.stream.plan import Plan
+
+MEMORY_SHARE = 0.75
+"""The share of the memory read rate at which a whole decode step uses weights (docs/LEARNED.md)."""
+
+DISK_SHARE = 0.95
+"""The share of a plain reader's rate that decode steps reach (docs/LEARNED.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The expected cost of one decoded token: bytes and seconds."""
+
+    tape_bytes: int
+    expert_bytes: int
+    weight_bytes: int
+    seconds: float
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes read from disk."""
+        return self.tape_bytes + self.expert_bytes
+
+
+def estimate(config: ModelConfig, plan: Plan, disk_rate: float, memory_rate: float) -> Estimate:
+    """The expected cost under a plan, with both rates in bytes per second.
+
+    Without an expert cache every chosen expert is read. With one, the share of it that is resident is
+    taken as its hit rate, which real routing, being uneven, does better than.
+    """
+    whole_tape = int(np.sum(plan.needs.spans))
+    chosen = len(config.moe_layers) * config.moe.top_k if config.moe_layers else 0
+    all_experts = max(plan.needs.experts, 1)
+    kept = plan.cache_slots / all_experts
+    tape_bytes = plan.tape_bytes
+    expert_bytes = round(chosen * plan.needs.slot_bytes * (1 - kept))
+    # the recurrent states are read and written once per token
+    weight_bytes = whole_tape + chosen * plan.needs.slot_bytes + 2 * plan.needs.states
+    reading = (tape_bytes + expert_bytes) / (DISK_SHARE * disk_rate) if disk_rate else 0.0
+    computing = weight_bytes / (MEMORY_SHARE * memory_rate) if memory_rate else 0.0
+    return Estimate(tape_bytes, expert_bytes, weight_bytes, max(reading, computing))
