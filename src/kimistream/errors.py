@@ -12,6 +12,7 @@ Does not know: where it is raised, or how it is shown.
     ├── BudgetError                 the memory budget is below the least that works
     ├── ReadError                   the disk gave an error in the middle of the work
     ├── NumberError                 a weight or a result is NaN or infinite
+    ├── DownloadError               the hub cannot be reached, refuses, or keeps sending wrong bytes
     ├── TextError                   the vocabulary or a text that cannot be encoded
     ├── OutputError                 a result cannot be written
     └── Interrupted                 exit code 130: stopped by the user
@@ -73,6 +74,10 @@ class ReadError(KimistreamError):
 
 class NumberError(KimistreamError):
     """A weight or a result is NaN or infinite; the tensor is named."""
+
+
+class DownloadError(KimistreamError):
+    """A file cannot be fetched: the hub cannot be reached, refuses, or keeps sending wrong bytes."""
 
 
 class TextError(KimistreamError):

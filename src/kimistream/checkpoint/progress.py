@@ -68,6 +68,11 @@ class Progress:
         with self._lock:
             self._total_files, self._total = files, nbytes
 
+    def clear(self) -> None:
+        """Count files and bytes from zero again (the rate goes on)."""
+        with self._lock:
+            self._total_files = self._files_done = self._total = self._finished = 0
+
     def already(self, nbytes: int) -> None:
         """A file that needs no work."""
         with self._lock:

@@ -37,7 +37,7 @@ class Fetcher:
         advance: Callable[[str, int], None],
         say: Callable[[str, str], None],
     ) -> None:
-        """advance(name, bytes): bytes were added (or, negative, thrown away); say(name, text): why it waits."""
+        """advance(name, bytes): bytes came (negative: were thrown away); say(name, text): why it waits."""
         self._source, self._policy, self._gate, self._stop = source, policy, gate, stop
         self._advance, self._say = advance, say
 
@@ -60,8 +60,11 @@ class Fetcher:
                     mark = have
                 elif patience.failures >= 1:
                     plain = True  # twice in vain: not by the fast way again
-                patience.after(failed, f"{file.name} ({format_size(have)} of {format_size(file.size)} there)",
-                               lambda text: self._say(file.name, text))
+                patience.after(
+                    failed,
+                    f"{file.name} ({format_size(have)} of {format_size(file.size)} there)",
+                    lambda text: self._say(file.name, text),
+                )
                 self._say(file.name, "fetching")
 
     def _attempt(self, file: RemoteFile, partial: Path, *, plain: bool) -> None:
@@ -113,7 +116,9 @@ class Fetcher:
     def _open(self, partial: Path) -> int:
         try:
             partial.parent.mkdir(parents=True, exist_ok=True)
-            return os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o644)
+            return os.open(
+                partial, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o644
+            )
         except OSError as error:
             raise disk_error(error, partial) from None
 
@@ -148,4 +153,6 @@ def disk_error(error: OSError, path: Path) -> OutputError:
             f"the disk of {path.parent} is full{free}",
             "Make room and run the same command again: it goes on from here.",
         )
-    return OutputError(f"{path} cannot be written: {error.strerror}", "Check that the directory may be written to.")
+    return OutputError(
+        f"{path} cannot be written: {error.strerror}", "Check that the directory may be written to."
+    )

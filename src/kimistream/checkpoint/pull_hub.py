@@ -51,21 +51,34 @@ class RemoteFile:
 class Hub:
     """One repository at one endpoint."""
 
-    def __init__(self, repo: str, *, endpoint: str | None = None, token: str | None = None) -> None:
-        """token: by default from the usual places. Raises UsageError for a name that is no repository's."""
+    def __init__(
+        self,
+        repo: str,
+        *,
+        endpoint: str | None = None,
+        token: str | None = None,
+        note: Callable[[str], None] | None = None,
+    ) -> None:
+        """token: by default from the usual places; note: told why a question is asked again.
+
+        Raises UsageError for a name that is no repository's.
+        """
+        self._note = note
         api, get_token, validate = _library()
         self.repo = repo
         self.endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
         if not self.endpoint.startswith(("https://", "http://")):
             raise UsageError(
-                f"HF_ENDPOINT {self.endpoint!r} is not an address", f"For example HF_ENDPOINT={DEFAULT_ENDPOINT}."
+                f"HF_ENDPOINT {self.endpoint!r} is not an address",
+                f"For example HF_ENDPOINT={DEFAULT_ENDPOINT}.",
             )
         self.token: str | None = token if token is not None else get_token()
         try:
             validate(repo)
         except ValueError:
             raise UsageError(
-                f"{repo!r} is not the name of a repository", "Write OWNER/NAME, for example moonshotai/Kimi-K3."
+                f"{repo!r} is not the name of a repository",
+                "Write OWNER/NAME, for example moonshotai/Kimi-K3.",
             ) from None
         self._api: HfApi = api(
             endpoint=self.endpoint, token=self.token or False, library_name="kimistream", user_agent=None
@@ -96,7 +109,7 @@ class Hub:
                 continue  # a folder
             if not is_inside(entry.path) or not isinstance(entry.size, int) or entry.size < 0:
                 raise DownloadError(
-                    f"{self.endpoint} lists the file {entry.path!r} of {self.repo}, which is not a usable name",
+                    f"{self.endpoint} lists {entry.path!r} in {self.repo}, which is no usable file name",
                     "Check that HF_ENDPOINT is a hub that you trust.",
                 )
             lfs = entry.lfs.sha256 if entry.lfs is not None else None
@@ -108,7 +121,7 @@ class Hub:
         """Where the bytes of a file are asked for."""
         from huggingface_hub import hf_hub_url
 
-        return hf_hub_url(self.repo, file.name, revision=commit, endpoint=self.endpoint)
+        return str(hf_hub_url(self.repo, file.name, revision=commit, endpoint=self.endpoint))
 
     def headers(self) -> dict[str, str]:
         """Headers for this hub only; a redirect to another host must not carry them on."""
@@ -138,13 +151,15 @@ class Hub:
             except KimistreamError:
                 raise
             except Exception as error:
-                patience.after(self._failure(error, what), f"{what} ({self.endpoint})")
+                patience.after(self._failure(error, what), f"{what} ({self.endpoint})", self._note)
 
     def _failure(self, error: Exception, what: str) -> Failed:
         """What an exception of huggingface_hub says; raises DownloadError where asking again is in vain."""
         kinds = {kind.__name__ for kind in type(error).__mro__}
         if "OfflineModeIsEnabled" in kinds:
-            raise DownloadError("HF_HUB_OFFLINE is set, so nothing can be fetched", "Unset HF_HUB_OFFLINE.") from None
+            raise DownloadError(
+                "HF_HUB_OFFLINE is set, so nothing can be fetched", "Unset HF_HUB_OFFLINE."
+            ) from None
         if "GatedRepoError" in kinds:
             self._refuse(f"{self.repo} asks for consent to its terms before it can be fetched")
         if "RevisionNotFoundError" in kinds:
@@ -185,7 +200,8 @@ def _library() -> tuple[Any, Any, Any]:
         from huggingface_hub.utils import disable_progress_bars, validate_repo_id
     except ImportError as error:
         raise DownloadError(
-            f"huggingface_hub cannot be loaded ({error}), which pull needs", "Run: pip install 'huggingface_hub>=1.0'"
+            f"huggingface_hub cannot be loaded ({error}), which pull needs",
+            "Run: pip install 'huggingface_hub>=1.0'",
         ) from None
     disable_progress_bars()
     return HfApi, get_token, validate_repo_id

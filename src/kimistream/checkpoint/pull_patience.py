@@ -123,7 +123,9 @@ def pause(seconds: float, stop: threading.Event) -> None:
 class Patience:
     """Counts the failures of one piece of work and waits between its attempts."""
 
-    def __init__(self, policy: Policy, gate: Gate, stop: threading.Event, attempts: int | None = None) -> None:
+    def __init__(
+        self, policy: Policy, gate: Gate, stop: threading.Event, attempts: int | None = None
+    ) -> None:
         self._policy, self._gate, self._stop = policy, gate, stop
         self._attempts = policy.attempts if attempts is None else attempts
         self.failures = 0

@@ -187,7 +187,9 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 def _check_answer(status: int, headers: Mapping[str, str], start: int, size: int) -> int:
     """The byte at which an answer's body begins. Raises Failed for one that cannot be this file's."""
     if headers.get("content-encoding", "identity") not in ("identity", ""):
-        raise Failed(f"the server sends {headers['content-encoding']} although it was told not to", Kind.REFUSED)
+        raise Failed(
+            f"the server sends {headers['content-encoding']} although it was told not to", Kind.REFUSED
+        )
     begins = 0
     if status == 206:
         parts = _CONTENT_RANGE.fullmatch(headers.get("content-range", "").strip())
