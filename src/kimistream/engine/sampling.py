@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,7 @@ from kimistream.engine.cuts import largest, nucleus
 from kimistream.engine.logprobs import TokenLogprobs, token_logprobs
 from kimistream.engine.options import SamplingOptions
 from kimistream.engine.penalties import Penalties
-from kimistream.engine.random import random64
+from kimistream.engine.random import new_seed, random64
 from kimistream.engine.weights import bits_for, pick, weights
 from kimistream.errors import NumberError, UsageError
 
@@ -58,8 +59,9 @@ class Sampler:
         stream: int = 0,
     ) -> None:
         options.check_vocabulary(vocab)
-        self.options = options.with_seed()
-        """The options with the seed that is used."""
+        self.seed = options.seed if options.seed is not None else new_seed()
+        """The seed in use: with it and the same options the answer can be had again."""
+        self.options = replace(options, seed=self.seed)
         self.stop_ids = options.stop_ids | end_ids
         """Every token that ends the answer."""
         self.logprobs: TokenLogprobs | None = None
@@ -68,19 +70,13 @@ class Sampler:
         self._stream = stream
         self._start = len(prompt)
         self._output = [int(token) for token in output]
-        self._ends = np.array(sorted(self.stop_ids), np.int64)
+        self._ends = np.array(sorted(i for i in self.stop_ids if i < vocab), np.int64)
         self._bias_ids = np.array(list(options.logit_bias), np.int64)
         self._bias = np.array(list(options.logit_bias.values()), np.float64)
         self._penalties = Penalties(options, prompt) if options.penalized else None
         if self._penalties is not None:
             for token in self._output:
                 self._penalties.add(token)
-
-    @property
-    def seed(self) -> int:
-        """The seed in use: with it and the same options the answer can be had again."""
-        seed = self.options.seed
-        return 0 if seed is None else seed
 
     @property
     def output(self) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ STEPS = 256
 LN2 = 0.6931471805599453
 BLOCK = 8192
 """Numbers worked on at a time: a block's temporaries stay in the inner caches."""
-DECIMAL = Context(prec=25)
+DECIMAL = Context(prec=50)
 
 
 def bits_for(count: int) -> int:
