@@ -220,6 +220,14 @@ def shard(config: ModelConfig, sizes: Sizes, number: int) -> list[Stored]:
     return _vision(sizes.vision, config.hidden_size)[number - config.num_layers - 2]
 
 
+def shard_kind(config: ModelConfig, number: int) -> tuple[object, ...]:
+    """Shards of one kind have tensors of the same sizes, and names of the same lengths."""
+    layer = number - 1
+    if layer >= config.num_layers:
+        return (number,)
+    return config.layer_kinds[layer], config.ffn_kinds[layer], len(str(layer))
+
+
 def _layer(config: ModelConfig, sizes: Sizes, layer: int) -> list[Stored]:
     tensors = []
     for role, need in layer_tensors(config, layer).items():
@@ -285,7 +293,11 @@ def place(tensors: Iterable[Stored]) -> tuple[bytes, list[Placed]]:
 def index_pieces(config: ModelConfig, sizes: Sizes) -> Iterator[bytes]:
     """The content of model.safetensors.index.json, a shard at a time, a line for each tensor."""
     count = shard_count(config, sizes)
-    total = sum(t.nbytes for number in range(1, count + 1) for t in shard(config, sizes, number))
+    of_kind = {}
+    for number in range(1, count + 1):
+        if (kind := shard_kind(config, number)) not in of_kind:
+            of_kind[kind] = sum(tensor.nbytes for tensor in shard(config, sizes, number))
+    total = sum(of_kind[shard_kind(config, number)] for number in range(1, count + 1))
     yield b'{\n  "metadata": {\n    "total_size": %d\n  },\n  "weight_map": {\n' % total
     for number in range(1, count + 1):
         file = shard_name(number, count)

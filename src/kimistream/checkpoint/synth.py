@@ -42,6 +42,7 @@ from kimistream.checkpoint.released import (
     place,
     shard,
     shard_count,
+    shard_kind,
     shard_name,
 )
 from kimistream.checkpoint.sparse import real_pieces
@@ -53,6 +54,8 @@ Progress = Callable[[int, int], None]
 MARKER = ".kimistream-synth"
 SMALL = 1 << 18
 """Up to so many numbers a tensor has its own; above, it is a slice of a shared buffer."""
+SPARE = 64 << 20
+"""Bytes that have to stay free on the disk."""
 _NUMBERS = 2_097_143
 _BYTES = 8_388_593
 """Lengths of the shared buffers, both prime: 4 MB of bf16, 8 MB of codes."""
@@ -174,6 +177,7 @@ class _Job:
         self._lock = threading.Lock()
         self._done = 0
         self._total = 0
+        self._needed = 0
         self._made_directory = False
         self._buffers: dict[object, memoryview] = {}
 
@@ -211,18 +215,20 @@ class _Job:
 
     def _measure(self) -> int:
         """Bytes of disk the run will take; also sets the total of the progress."""
-        needed = total = 0
+        of_kind: dict[tuple[object, ...], tuple[int, int]] = {}
         for number in range(1, self.count + 1):
-            head, placed = place(shard(self.config, self.sizes, number))
-            size = placed[-1].offset + placed[-1].tensor.nbytes
-            index = sum(len(item.tensor.name) + 50 for item in placed)
-            if self.sparse:
-                real = sum(len(data) for _, data in real_pieces(self.config, self.seed, placed, dry=True))
-                size = len(head) + real
-            total += size
-            needed += size + index
-        self._total = total
-        return needed + (64 << 20)
+            kind = shard_kind(self.config, number)
+            if kind not in of_kind:
+                head, placed = place(shard(self.config, self.sizes, number))
+                size = placed[-1].offset + placed[-1].tensor.nbytes
+                if self.sparse:
+                    real = real_pieces(self.config, self.seed, placed, dry=True)
+                    size = len(head) + sum(len(data) for _, data in real)
+                of_kind[kind] = size, sum(len(item.tensor.name) + 50 for item in placed)
+            size, index = of_kind[kind]
+            self._total += size
+            self._needed += size + index
+        return self._needed + SPARE
 
     def write_shard(self, number: int) -> None:
         """Write one shard under a temporary name, and rename it when it is on the disk."""
@@ -315,6 +321,8 @@ class _Job:
         config.with_suffix(".part").write_text(json.dumps(self.tree, indent=2) + "\n")
         os.replace(config.with_suffix(".part"), config)
         (self.directory / MARKER).unlink()
+        if self._progress is not None:
+            self._progress(self._total, self._total)
         stats = [(self.directory / name).stat() for name in self.names()]
         size, blocks = sum(s.st_size for s in stats), sum(s.st_blocks for s in stats)
         return Written(self.directory, self.count, size, 512 * blocks)
