@@ -91,7 +91,8 @@ class Progress:
 
     def phase(self, name: str, phase: str) -> None:
         with self._lock:
-            self._files[name].phase = phase
+            file = self._files[name]
+            file.phase, file.started, file.received = phase, time.monotonic(), 0
 
     def advance(self, name: str, nbytes: int) -> None:
         with self._lock:

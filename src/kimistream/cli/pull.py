@@ -7,6 +7,7 @@ Does not know: how files are fetched (checkpoint.pull).
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -83,7 +84,11 @@ def pull(
         f"{directory}, each as the hub publishes it; {len(done.fetched)} were fetched now, in "
         f"{clock(seen.elapsed)}"
     )
-    display.note(f"next: kimistream {'run' if done.complete or only else 'verify'} {_quoted(directory)}")
+    where = shlex.quote(str(Path(directory)))
+    whole = done.complete or only is not None
+    display.note(
+        f"next: kimistream run {where} --prompt Hello" if whole else f"next: kimistream verify {where}"
+    )
 
 
 def _layers(text: str | None) -> tuple[int, int] | None:
@@ -94,9 +99,3 @@ def _layers(text: str | None) -> tuple[int, int] | None:
     if first > last:
         raise UsageError(f"--layers {text}: must be FIRST-LAST, counted from 0", "For example --layers 0-11.")
     return first, last
-
-
-def _quoted(directory: str) -> str:
-    import shlex
-
-    return shlex.quote(str(Path(directory)))
