@@ -7,6 +7,7 @@ Does not know: what the commands do.
 from __future__ import annotations
 
 import os
+import re
 import sys
 
 from cyclopts import App, CycloptsError
@@ -55,9 +56,25 @@ def run_app(arguments: list[str]) -> int:
 
 def _command(arguments: list[str]) -> None:
     try:
-        app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        app(
+            _with_negative_values(arguments),
+            exit_on_error=False,
+            print_error=False,
+            result_action="return_value",
+        )
     except CycloptsError as error:
         raise UsageError(" ".join(str(error).split())) from None
+
+
+def _with_negative_values(arguments: list[str]) -> list[str]:
+    """`--memory -1GB` means a value, to be refused as such, not an unknown option `-1GB`."""
+    joined: list[str] = []
+    for word in arguments:
+        if re.match(r"-\d", word) and joined and re.fullmatch(r"--[a-z-]+", joined[-1]):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _fail(error: KimistreamError, arguments: list[str]) -> int:

@@ -7,9 +7,25 @@ Does not know: what the options do.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter, Token
 
 from kimistream.errors import UsageError
+
+
+def _whole(kind: type, tokens: Sequence[Token]) -> int:
+    value = tokens[0].value
+    try:
+        return int(value)
+    except ValueError:
+        raise UsageError(f"{tokens[0].keyword} {value}: is not a whole number") from None
+
+
+Whole = Annotated[int, Parameter(converter=_whole)]
+"""A whole number; `1.5`, `1e3` and `abc` are refused, never rounded."""
 
 DEMO = "demo"
 """In place of a checkpoint directory: the model embedded in the package."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from kimistream.budget import format_size
-from kimistream.cli.options import at_least, checkpoint_path
+from kimistream.cli.options import Whole, at_least, checkpoint_path
 from kimistream.errors import BudgetError
 
 LADDER = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
@@ -24,9 +24,9 @@ def plan(
     /,
     *,
     memory: str | None = None,
-    context: int = 4096,
-    prompt_tokens: int | None = None,
-    chunk: int | None = None,
+    context: Whole = 4096,
+    prompt_tokens: Whole | None = None,
+    chunk: Whole | None = None,
     measure: bool = True,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
@@ -62,7 +62,7 @@ def plan(
     from kimistream.stream.plan import Plan, least_budget, make_plan
 
     opened = Checkpoint.open(path)
-    prepare_kernels(None, None)
+    prepare_kernels()
     request = Request(context, chunk, prompt_tokens)
     budget, source = resolve_budget(memory)
     read, compute = (disk_rate(opened), memory_rate()) if measure else (0.0, 0.0)
@@ -111,7 +111,9 @@ def plan(
     print(f"  {'in all':<14} {format_size(chosen.used):>9}")
     if measure:
         print(f"\ndisk {format_size(read)}/s (direct reads), memory {format_size(compute)}/s")
-    print("\n  memory     dense weights kept  experts kept  read per token" + ("  s/token" if measure else ""))
+    print(
+        "\n  memory     dense weights kept  experts kept  read per token" + ("  s/token" if measure else "")
+    )
     for nbytes, step, cost in ladder:
         seconds = f"  {cost.seconds:7.2f}" if measure else ""
         kept = 100 * step.cache_slots / max(step.needs.experts, 1)

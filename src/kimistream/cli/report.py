@@ -41,10 +41,13 @@ class Printer:
     # ---- while it runs
 
     def note(self, text: str) -> None:
-        """One line about something worth knowing; `opening`-like notes also become the live line."""
-        self._doing = text
+        """One line worth keeping."""
         if not self._quiet:
             self.status.note(f"kimistream: {text}")
+
+    def doing(self, text: str) -> None:
+        """What the live line says until the next word, or until the work begins."""
+        self._doing = text
 
     def begin(
         self, model: Model, prompt: int, max_tokens: int, tokenizer: Tokenizer | None, opening: float

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from kimistream.cli.options import at_least, checkpoint_path, exactly_one, prompt_ids, read_prompt_file
+from kimistream.cli.options import Whole, at_least, checkpoint_path, exactly_one, prompt_ids, read_prompt_file
 from kimistream.cli.output import LogitsFile
 from kimistream.errors import TextError, UsageError
 
@@ -25,11 +25,11 @@ def run(
     prompt: str | None = None,
     prompt_file: str | None = None,
     ids: str | None = None,
-    max_tokens: Annotated[int, Parameter(name=["--max-tokens", "-n"])] = 64,
+    max_tokens: Annotated[Whole, Parameter(name=["--max-tokens", "-n"])] = 64,
     memory: str | None = None,
-    context: int | None = None,
-    threads: int | None = None,
-    chunk: int | None = None,
+    context: Whole | None = None,
+    threads: Whole | None = None,
+    chunk: Whole | None = None,
     ignore_eos: Annotated[bool, Parameter(negative=())] = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
@@ -116,6 +116,7 @@ def run(
                 prompt=len(tokens),
                 all_logits=file is not None,
                 note=printer.note,
+                status=printer.doing,
             )
         )
         printer.begin(model, len(tokens), max_tokens, tokenizer, time.perf_counter() - started)

@@ -60,7 +60,8 @@ class StatusLine:
                     self._draw()
             elif time.monotonic() - last >= _LOG_EVERY:
                 last = time.monotonic()
-                print(self._text(), file=self._stream, flush=True)
+                if text := self._text():
+                    print(text, file=self._stream, flush=True)
 
     def _draw(self) -> None:
         text = self._text()

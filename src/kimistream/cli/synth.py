@@ -13,7 +13,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from kimistream.budget import format_size
-from kimistream.cli.options import at_least, layer_list
+from kimistream.cli.options import Whole, at_least, layer_list
 from kimistream.cli.status import StatusLine
 from kimistream.errors import UsageError
 
@@ -22,15 +22,15 @@ def synth(
     directory: Path,
     /,
     *,
-    layers: int | None = None,
-    experts: int | None = None,
-    vocab: int | None = None,
-    hidden: int | None = None,
+    layers: Whole | None = None,
+    experts: Whole | None = None,
+    vocab: Whole | None = None,
+    hidden: Whole | None = None,
     mla: str | None = None,
-    seed: int = 0,
+    seed: Whole = 0,
     full: Annotated[bool, Parameter(negative=())] = False,
     sparse: Annotated[bool, Parameter(negative=())] = False,
-    threads: int = 2,
+    threads: Whole = 2,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
 ) -> None:
     """Write a checkpoint of random numbers in Kimi K3's layout, to learn how fast this machine would be.
@@ -68,7 +68,9 @@ def synth(
     at_least("--seed", seed, 0)
     at_least("--threads", threads, 1)
     if full and any(value is not None for value in (layers, experts, vocab, hidden, mla)):
-        raise UsageError("--full is the released shape: it excludes --layers, --experts, --vocab, --hidden, --mla")
+        raise UsageError(
+            "--full is the released shape: it excludes --layers, --experts, --vocab, --hidden, --mla"
+        )
     chosen = layer_list("--mla", mla) if mla is not None else None
     sizes = synth_sizes(layers, experts, vocab, hidden, chosen, full=full)
     done = [0, 1]

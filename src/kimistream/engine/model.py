@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-
 from kimistream.budget import Available, default_budget, parse_size
 from kimistream.checkpoint.table import Checkpoint
 from kimistream.engine.generate import Choose, Ints, LogitsSink, as_ids, generate, greedy
@@ -79,6 +78,7 @@ class Model:
         also: Sequence[str | Path] = (),
         tuning: Tuning | None = None,
         note: Note | None = None,
+        status: Note | None = None,
     ) -> Model:
         """Open a checkpoint directory within a memory budget.
 
@@ -86,17 +86,19 @@ class Model:
         container has free, minus a reserve. context: positions per sequence, prompt and answer together.
         chunk: rows of a prompt's pass (by default as many as there is room for, up to `prompt` or 256).
         all_logits: passes may want the logits of every row. sequences: how many states there will be.
-        note: receives lines worth showing (kernels being compiled, direct reads refused).
+        note: receives lines worth keeping (direct reads refused); status: what is being done right now.
 
         Raises BudgetError with the least budget, CheckpointError, ConfigError, UsageError.
         """
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = Checkpoint.open(checkpoint, also=also)
-        prepare_kernels(threads, note)
-        request = Request(context, chunk, prompt, all_logits, sequences)
         budget, source = resolve_budget(memory)
+        prepare_kernels(threads, note, status)
+        request = Request(context, chunk, prompt, all_logits, sequences)
         sized = size_up(checkpoint, request, budget, tuning or Tuning())
-        return cls._build(checkpoint, sized, sized.tuned(make_plan(sized.needs, budget)), source, context, note)
+        return cls._build(
+            checkpoint, sized, sized.tuned(make_plan(sized.needs, budget)), source, context, note
+        )
 
     @classmethod
     def _build(
@@ -143,7 +145,7 @@ class Model:
         """Bytes of the least budget that `open` accepts for these options."""
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = Checkpoint.open(checkpoint)
-        prepare_kernels(None, None)
+        prepare_kernels()
         request = Request(context, chunk, prompt, all_logits, sequences)
         return least_budget(size_up(checkpoint, request, 0, tuning or Tuning()).needs)
 
@@ -217,7 +219,7 @@ def resolve_budget(memory: int | str | None) -> tuple[int, str]:
     return memory, "memory"
 
 
-def prepare_kernels(threads: int | None, note: Note | None) -> None:
+def prepare_kernels(threads: int | None = None, note: Note | None = None, status: Note | None = None) -> None:
     """Compile or load all kernels, saying so when it takes long."""
     import kimistream.kernels.all  # noqa: F401  (declares every kernel)
     from kimistream.kernels import runtime
@@ -225,7 +227,10 @@ def prepare_kernels(threads: int | None, note: Note | None) -> None:
     if threads is not None:
         runtime.set_threads(threads)
     if note is not None and not runtime.is_cached():
-        note("compiling kernels for this CPU, once (about a minute)")
-    runtime.compile_all()
+        note("compiling the kernels for this CPU, once (about a minute)")
 
+    def progress(done: int, total: int) -> None:
+        if status is not None:
+            status(f"compiling kernels {done}/{total}" if done < total else "")
 
+    runtime.compile_all(progress)

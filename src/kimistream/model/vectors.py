@@ -27,7 +27,7 @@ def layer_vectors(config: ModelConfig, layer: int) -> dict[str, int]:
         kda = config.kda
         channels = kda.num_heads * kda.head_dim
         sizes |= {"A_log": kda.num_heads, "dt_bias": channels, "o_norm": kda.head_dim}
-        sizes |= {role: channels * kda.conv_kernel for role in ("q_conv1d", "k_conv1d", "v_conv1d")}
+        sizes |= dict.fromkeys(("q_conv1d", "k_conv1d", "v_conv1d"), channels * kda.conv_kernel)
     else:
         sizes["kv_a_layernorm"] = config.mla.kv_lora_rank
         if config.mla.q_lora_rank is not None:
@@ -67,7 +67,9 @@ class Vectors:
             self.layers.append(
                 {r: _load(checkpoint, layer_tensor(config, layer, r), n) for r, n in sizes.items()}
             )
-        self.final = {r: _load(checkpoint, final_tensor(config, r), n) for r, n in final_vectors(config).items()}
+        self.final = {
+            r: _load(checkpoint, final_tensor(config, r), n) for r, n in final_vectors(config).items()
+        }
 
 
 def _load(checkpoint: Checkpoint, name: str, count: int) -> Floats:
