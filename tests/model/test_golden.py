@@ -43,7 +43,7 @@ def test_all_logits_agree_when_the_prompt_goes_through_in_one_pass(golden, promp
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_greedy_tokens_are_the_same_when_decoded_one_by_one(golden, prompt):
-    name, model, want = golden
+    _, model, want = golden
     rows = []
     records = model.generate(
         want[f"{prompt}.ids"], max_tokens=32, ignore_eos=True, sink=lambda logits: rows.extend(logits)

@@ -68,9 +68,7 @@ def synth(
     at_least("--seed", seed, 0)
     at_least("--threads", threads, 1)
     if full and any(value is not None for value in (layers, experts, vocab, hidden, mla)):
-        raise UsageError(
-            "--full is the released shape: it excludes --layers, --experts, --vocab, --hidden, --mla"
-        )
+        raise UsageError("--full is the released shape: it excludes the options that change sizes")
     chosen = layer_list("--mla", mla) if mla is not None else None
     sizes = synth_sizes(layers, experts, vocab, hidden, chosen, full=full)
     done = [0, 1]

@@ -16,7 +16,8 @@ from kimistream.checkpoint.table import Checkpoint
 from kimistream.kernels.probe import memory_read_rate
 from kimistream.stream.arena import Arena
 from kimistream.stream.defaults import BLOCK_BYTES, RING_BLOCKS
-from kimistream.stream.reader import KIND_TAPE, TAPE, Reader
+from kimistream.stream.reader import Reader
+from kimistream.stream.requests import KIND_TAPE, TAPE, Ticket
 
 _MEMORY = 256 << 20
 
@@ -33,7 +34,8 @@ def file_rate(paths: Sequence[Path], seconds: float = 1.0) -> float:
     places = [(f, at) for f, size in enumerate(sizes) for at in range(0, max(size - block, 0) + 1, block)]
     # no fixed stride: a drive that reads ahead must not be flattered
     order = np.random.default_rng(0).permutation(len(places))
-    done, tickets = 0, []
+    done = 0
+    tickets: list[Ticket] = []
     with Reader(paths) as reader, Arena(RING_BLOCKS * block) as arena:
         started = time.perf_counter()
         n = 0

@@ -203,7 +203,5 @@ class Forward:
         logits = np.empty((len(wanted), config.vocab_size), np.float32)
         self._dense(self._score.head, ws("stream", "x")[: len(wanted)], logits)
         if not np.isfinite(logits).all():
-            raise NumberError(
-                "the logits are not finite", "This is a fault of the program: please report it."
-            )
+            raise NumberError("the logits are not finite", "This is a fault of the program: report it.")
         return logits
