@@ -63,7 +63,7 @@ def read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:
         raise TextError(
             f"{rank_path} holds {base:,} tokens, with {NUM_SPECIAL} special ids {base + NUM_SPECIAL:,};"
             f" config.json says vocab_size {vocab_size:,}",
-            "Use vocabulary and config of the same checkpoint; a vocabulary that is too small may be cut short.",
+            "Use vocabulary and config of the same checkpoint; one that is too small may be cut short.",
         )
     special, hidden = _read_names(names_path, base)
     return Vocabulary(ranks=ranks, special=special, hidden=hidden)
