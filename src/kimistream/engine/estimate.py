@@ -35,20 +35,24 @@ class Estimate:
         return self.tape_bytes + self.expert_bytes
 
 
+def weight_bytes(config: ModelConfig, plan: Plan) -> int:
+    """Bytes of memory that one decoded token goes through: weights, and the recurrent states twice."""
+    chosen = len(config.moe_layers) * config.moe.top_k if config.moe_layers else 0
+    return int(np.sum(plan.needs.spans)) + chosen * plan.needs.slot_bytes + 2 * plan.needs.states
+
+
 def estimate(config: ModelConfig, plan: Plan, disk_rate: float, memory_rate: float) -> Estimate:
     """The expected cost under a plan, with both rates in bytes per second.
 
     Without an expert cache every chosen expert is read. With one, the share of it that is resident is
     taken as its hit rate, which real routing, being uneven, does better than.
     """
-    whole_tape = int(np.sum(plan.needs.spans))
     chosen = len(config.moe_layers) * config.moe.top_k if config.moe_layers else 0
     all_experts = max(plan.needs.experts, 1)
     kept = plan.cache_slots / all_experts
     tape_bytes = plan.tape_bytes
     expert_bytes = round(chosen * plan.needs.slot_bytes * (1 - kept))
-    # the recurrent states are read and written once per token
-    weight_bytes = whole_tape + chosen * plan.needs.slot_bytes + 2 * plan.needs.states
     reading = (tape_bytes + expert_bytes) / (DISK_SHARE * disk_rate) if disk_rate else 0.0
-    computing = weight_bytes / (MEMORY_SHARE * memory_rate) if memory_rate else 0.0
-    return Estimate(tape_bytes, expert_bytes, weight_bytes, max(reading, computing))
+    used = weight_bytes(config, plan)
+    computing = used / (MEMORY_SHARE * memory_rate) if memory_rate else 0.0
+    return Estimate(tape_bytes, expert_bytes, used, max(reading, computing))
