@@ -99,7 +99,8 @@ def main() -> None:
         digests[memory], summary = run(directory, memory, prefix)
         where = " inside a memory cgroup" if prefix else ""
         print(
-            f"{memory}{where}: {time.perf_counter() - started:.0f} s, first token {summary['first_token_seconds']:.1f} s, "
+            f"{memory}{where}: {time.perf_counter() - started:.0f} s, "
+            f"first token {summary['first_token_seconds']:.1f} s, "
             f"then {summary['seconds_per_token']:.1f} s; {summary['bytes_per_token'] / 1e9:.1f} GB per token; "
             f"logits {digests[memory][:16]}",
             flush=True,
