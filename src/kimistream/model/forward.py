@@ -20,6 +20,7 @@ from kimistream.kernels.norm import rms_norm
 from kimistream.kernels.residual import add, residual_mix
 from kimistream.model.dense import Dense
 from kimistream.model.embedding import Embedding
+from kimistream.model.foresight import Foresight
 from kimistream.model.kda import kda_layer
 from kimistream.model.mla import mla_layer
 from kimistream.model.mlp import mlp_block
@@ -75,6 +76,9 @@ class Forward:
         self._experts = experts
         self._ws = workspace
         self._dense = Dense(tape)
+        self._foresight = None
+        if experts is not None and experts.guesses:
+            self._foresight = Foresight(config, score, vectors, tape, experts, workspace)
         kinds = config.layer_kinds
         self._nth = [kinds[:i].count(kinds[i]) for i in range(config.num_layers)]
 
@@ -142,7 +146,7 @@ class Forward:
         if block:
             h = self._mix(count, vectors["mlp_res_norm"], vectors["mlp_res_proj"])
         self._norm(h, vectors["post_attention_layernorm"])
-        self._feed_forward(layer, taps)
+        self._feed_forward(layer, count, taps)
         if taps:
             taps.ffn_out.append(sub.copy())
         add(s, sub)
@@ -170,7 +174,7 @@ class Forward:
         else:
             mla_layer(self.config, matrices, vectors, nth, dense, self._tape, ws, placed)
 
-    def _feed_forward(self, layer: int, taps: Taps | None) -> None:
+    def _feed_forward(self, layer: int, count: int, taps: Taps | None) -> None:
         config, ws = self.config, self._ws
         matrices, vectors = self._score.layers[layer], self._vectors.layers[layer]
         if config.ffn_kinds[layer] == "dense":
@@ -180,8 +184,18 @@ class Forward:
         if self._experts is None:
             raise RuntimeError(f"layer {layer} has experts, but the pass was given no store")
         routed = np.empty((len(ws("stream", "s")), config.moe.top_k), np.int32)
+        foresight = self._foresight
         moe_layer(
-            config, layer, matrices, vectors, self._expert_format, self._dense, self._experts, ws, routed
+            config,
+            layer,
+            matrices,
+            vectors,
+            self._expert_format,
+            self._dense,
+            self._experts,
+            ws,
+            routed,
+            ahead=None if foresight is None else lambda: foresight.read_ahead(layer, count),
         )
         if taps:
             taps.routed.append(routed)

@@ -6,6 +6,7 @@ Does not know: where an expert's bytes come from, or which of them were already 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,8 +66,12 @@ def moe_layer(
     experts: ExpertStore,
     ws: Workspace,
     routed: Ints,
+    ahead: Callable[[], None] | None = None,
 ) -> Floats:
-    """The feed-forward output `[T, hidden]` for x in the workspace; `routed` `[T, k]` receives the ids."""
+    """The feed-forward output `[T, hidden]` for x in the workspace; `routed` `[T, k]` receives the ids.
+
+    ahead: called once this layer's certain reads are on their way, to guess at the next layer's.
+    """
     moe = config.moe
     x = ws("stream", "x")
     logits, weights = ws("moe", "router"), ws("moe", "expert_weights")
@@ -86,6 +91,8 @@ def moe_layer(
     union = union_of(routed)
     # asked for at once: the reads run while the matrices below are computed
     experts.request(layer, union.experts)
+    if ahead is not None:
+        ahead()
 
     if moe.latent_size is not None:
         latent = dense(matrices["routed_expert_down_proj"], x, ws("moe", "latent"))

@@ -110,6 +110,21 @@ class Tape:
         first, end = self.blocks.first_part[item : item + 2].tolist()
         return self._parts(first, end)
 
+    def resident(self, item: int) -> list[Part] | None:
+        """The parts of an item whose blocks are all pinned and filled, in row order; None otherwise.
+
+        Looks, and moves nothing: the item can be taken before or after.
+        """
+        first, end = self.blocks.first_part[item : item + 2].tolist()
+        parts = []
+        for index in range(first, end):
+            block = int(np.searchsorted(self.blocks.part_start, index, side="right")) - 1
+            if self._pinned_state[block] != _READY or self._pinned_arena is None:
+                return None
+            _, row0, row1, offset = self.blocks.parts[index].tolist()
+            parts.append(Part(row0, row1, self._pinned_arena.address + self._pinned_offset[block] + offset))
+        return parts
+
     def release(self) -> None:
         """The consumer is done with everything it has taken: let the block it stands on be read over.
 
