@@ -59,10 +59,11 @@ def _last_weight(weight: Ints64, total: int, target: int) -> int:
     """The weight that brings the sum, taken from the largest down, to the target."""
     # n weights of `low` or less have at most total - target together: those above reach the target
     low, high = (total - target) // len(weight), int(weight.max())
-    count, beyond, mass = _above(weight, low)[0], 0, 0
+    weight = weight[weight > low]
+    count, beyond, mass = len(weight), 0, 0
     # a flat distribution has too many above: narrow them down by halving a sorted sample
     sample = np.sort(weight[:: len(weight) // SAMPLE + 1])
-    first, end = int(np.searchsorted(sample, low, side="right")), len(sample)
+    first, end = 0, len(sample)
     while count - beyond > SORTED and first < end:
         middle = (first + end) // 2
         value = int(sample[middle])

@@ -132,7 +132,7 @@ class Sampler:
             x[self._bias_ids] += self._bias
         if self._penalties is not None:
             self._penalties.apply(x)
-        if x.max() == -np.inf:
+        if too_short and x.max() == -np.inf:
             raise UsageError(
                 f"min_tokens {self.options.min_tokens}: every token left to choose from ends the answer",
                 "Give a smaller min_tokens.",
