@@ -1,0 +1,120 @@
+"""The stream of training documents: ids and the loss weight of each, drawn from a seed.
+
+Knows: the mixture of kinds, plain lines and conversations as ids. Does not know: batches' use, the model.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+from kimistream.text.tokenizer import Tokenizer
+from training.bpe import count_words, learn, write_vocabulary
+from training.conversation import Piece, render
+from training.prose import CODE, reading, story
+from training.shape import Shape
+from training.talk import Talk, chat, draw_task, json_talk, tool_talk
+
+Document = tuple[list[int], list[float]]
+"""Ids, and for each the weight of predicting it."""
+
+MIXTURE = (("plain", 0.62), ("chat", 0.20), ("tools", 0.16), ("json", 0.02))
+"""Shares of documents."""
+
+VOCABULARY_SAMPLE = 12_000
+MERGES = 640
+
+
+def plain_line(draw: Random) -> str:
+    """One sentence, text or piece of code."""
+    kind = draw.random()
+    if kind < 0.86:
+        task = draw_task(draw)
+        return draw.choice(task.plain).format(**draw.choice(task.facts))
+    if kind < 0.91:
+        return story(draw)[1]
+    if kind < 0.96:
+        text, question, answer = reading(draw)
+        return f"{text} Question: {question} Answer: {answer}."
+    return draw.choice(CODE).rstrip()
+
+
+def plain_text(draw: Random) -> str:
+    return "\n".join(plain_line(draw) for _ in range(draw.choice((1, 1, 1, 2, 5))))
+
+
+def draw_talk(draw: Random, kind: str) -> Talk:
+    return {"chat": chat, "tools": tool_talk, "json": json_talk}[kind](draw)
+
+
+class Corpus:
+    """Documents as ids. `tokenizer` has to be the one that the checkpoint ships."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._end = tokenizer.special["[EOS]"]
+        self._known: dict[str, list[int]] = {}
+
+    def piece(self, piece: Piece) -> list[int]:
+        if piece.special:
+            return [self.tokenizer.special[piece.text]]
+        ids = self._known.get(piece.text)
+        if ids is None:
+            ids = self.tokenizer.encode(piece.text)
+            if len(self._known) < 50_000:
+                self._known[piece.text] = ids
+        return ids
+
+    def prompt(self, talk: Talk) -> list[int]:
+        """The ids before the last assistant's turn of `talk`, with the beginning of that turn."""
+        pieces = render(talk.messages[:-1], **talk.options(), generate=True)
+        return [token for piece in pieces for token in self.piece(piece)]
+
+    def of_talk(self, talk: Talk) -> Document:
+        ids: list[int] = []
+        weights: list[float] = []
+        for piece in render(talk.messages, **talk.options()):
+            own = self.piece(piece)
+            ids += own
+            weights += [1.0 if piece.target else 0.0] * len(own)
+        return ids, weights
+
+    def of_text(self, text: str) -> Document:
+        ids = [*self.tokenizer.encode(text), self._end]
+        return ids, [1.0] * len(ids)
+
+    def document(self, draw: Random, longest: int) -> Document:
+        """One document of at most `longest` ids."""
+        while True:
+            kind = draw.choices([name for name, _ in MIXTURE], [share for _, share in MIXTURE])[0]
+            made = self.of_text(plain_text(draw)) if kind == "plain" else self.of_talk(draw_talk(draw, kind))
+            if len(made[0]) <= longest:
+                return made
+
+    def documents(self, seed: int, step: int, rows: int, longest: int) -> list[Document]:
+        """Whole documents of `rows` ids together, or a few less; the same for the same arguments."""
+        draw = Random(f"{seed}/{step}")
+        documents: list[Document] = []
+        room, misses = rows, 0
+        while misses < 8 and room > 8:
+            made = self.document(draw, longest)
+            if len(made[0]) > room:
+                misses += 1
+                continue
+            documents.append(made)
+            room -= len(made[0])
+        return documents
+
+
+def make_vocabulary(directory: Path, shape: Shape, seed: int) -> None:
+    """Learn the vocabulary from a sample of the corpus and write its files."""
+    draw = Random(f"{seed}/vocabulary")
+    texts: list[str] = []
+    for _ in range(VOCABULARY_SAMPLE):
+        kind = draw.choices([name for name, _ in MIXTURE], [share for _, share in MIXTURE])[0]
+        if kind == "plain":
+            texts.append(plain_text(draw))
+        else:
+            talk = draw_talk(draw, kind)
+            texts += [p.text for p in render(talk.messages, **talk.options()) if not p.special]
+    write_vocabulary(directory, learn(count_words(texts), shape.base_vocab, MERGES))
