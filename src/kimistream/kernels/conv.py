@@ -19,7 +19,7 @@ from .exp import sigmoid_parts
 from .jobs import JOB, address, job
 from .runtime import argument, kernel
 from .simd import F32, I32, F, N, P, fma, ld1, ldf, load, op, st1, step, stf
-from .simd_more import INLINE, constant, ldf_part, stf_part
+from .simd_more import INLINE, ldf_part, stf_part
 
 Floats = npt.NDArray[np.float32]
 
@@ -61,29 +61,41 @@ def _silu(v):
     return v * n / d
 
 
+@njit(**INLINE)
+def _source(x, tail, t, i, taps, row):
+    """Where the input of tap i of row t is: in the run, or in the tail before it."""
+    s = t - (taps - 1) + i
+    return step(x, s * row) if s >= 0 else step(tail, (s + taps - 1) * row)
+
+
 @kernel(JOB)
 def _short_conv(a, item, thread):
+    """Item: CHANNELS channels, all rows."""
     x, weight, tail, out, scratch = address(a, 0), address(a, 1), address(a, 2), address(a, 3), address(a, 4)
     rows, channels, taps = argument(a, 5), argument(a, 6), argument(a, 7)
     first = item * CHANNELS
     count = min(CHANNELS, channels - first)
     turned = step(scratch, thread * taps * CHANNELS * 4)
     _turn(weight, first, count, taps, turned)
-    row, whole = channels * 4, count & ~15
+    x, tail, out = step(x, first * 4), step(tail, first * 4), step(out, first * 4)
+    row = channels * 4
+    whole = (count & ~15) * 4 if taps == 4 else 0
     for t in range(rows):
-        for c in range(0, count, 16):
-            at = (first + c) * 4
-            y = constant(0.0)
-            for i in range(taps):
-                source = t - (taps - 1) + i
-                p = step(x, source * row) if source >= 0 else step(tail, (source + taps - 1) * row)
-                v = ldf(p, at) if c < whole else ldf_part(p, at, count - whole)
-                w = ldf(turned, (i * CHANNELS + c) * 4)
-                y = fma(w, v, y) if i else w * v
-            if c < whole:
-                stf(out, t * row + at, _silu(y))
-            else:
-                stf_part(out, t * row + at, _silu(y), count - whole)
+        p0, p1 = _source(x, tail, t, 0, 4, row), _source(x, tail, t, 1, 4, row)
+        p2, p3 = _source(x, tail, t, 2, 4, row), step(x, t * row)
+        for c in range(0, whole, 64):
+            y = ldf(turned, c) * ldf(p0, c)
+            y = fma(ldf(turned, CHANNELS * 4 + c), ldf(p1, c), y)
+            y = fma(ldf(turned, 2 * CHANNELS * 4 + c), ldf(p2, c), y)
+            y = fma(ldf(turned, 3 * CHANNELS * 4 + c), ldf(p3, c), y)
+            stf(out, t * row + c, _silu(y))
+        for c in range(whole, count * 4, 64):
+            n = min(16, count - c // 4)
+            y = ldf(turned, c) * ldf_part(_source(x, tail, t, 0, taps, row), c, n)
+            for i in range(1, taps):
+                v = ldf_part(_source(x, tail, t, i, taps, row), c, n)
+                y = fma(ldf(turned, i * CHANNELS * 4 + c), v, y)
+            stf_part(out, t * row + c, _silu(y), n)
 
 
 def short_conv(x: Floats, weight: Floats, tail: Floats, out: Floats) -> None:

@@ -85,7 +85,7 @@ def _decay(a, item, thread):
 
 
 def kda_decay(f: Floats, dt_bias: Floats, a_log: Floats, lower_bound: float, out: Floats) -> None:
-    """out = exp(g); g = lower_bound * sigmoid(exp(A_log) * z) or, where that is NaN, -exp(A_log) * softplus(z).
+    """out = exp(g); g = lower_bound * sigmoid(exp(A_log) * z) or, if that is NaN, -exp(A_log) softplus(z).
 
     z = f + dt_bias; f and out: contiguous float32 [T, heads * d], out may be f; dt_bias: float32 [heads *
     d]; a_log: float32, its first `heads` entries one per head (ARCHITECTURE section 5, step 4: the released

@@ -32,7 +32,17 @@ from .jobs import JOB, address, job, real
 from .runtime import argument, kernel
 from .simd import at, hmax, hsum, ld1, ldf, splat, st1, step, stf
 from .simd_more import INLINE, constant, stf_part
-from .tiles import dots11, dots14, dots41, dots44, outer11, outer18, outer41, outer44
+from .tiles import (
+    TILE,
+    dots_column,
+    dots_full,
+    dots_one,
+    dots_row,
+    outer_column,
+    outer_full,
+    outer_one,
+    outer_row,
+)
 
 Floats = npt.NDArray[np.float32]
 
@@ -53,20 +63,20 @@ def _dots(x, x_row, rows, y, y_row, columns, vectors, out, out_row):
     while r < rows:
         c = 0
         xs, to = step(x, r * x_row), step(out, r * out_row)
-        if r + 4 <= rows:
-            while c + 4 <= columns:
-                dots44(xs, x_row, step(y, c * y_row), y_row, vectors, step(to, c * 4), out_row)
-                c += 4
+        if r + TILE <= rows:
+            while c + TILE <= columns:
+                dots_full(xs, x_row, step(y, c * y_row), y_row, vectors, step(to, c * 4), out_row)
+                c += TILE
             while c < columns:
-                dots41(xs, x_row, step(y, c * y_row), y_row, vectors, step(to, c * 4), out_row)
+                dots_column(xs, x_row, step(y, c * y_row), y_row, vectors, step(to, c * 4), out_row)
                 c += 1
-            r += 4
+            r += TILE
         else:
             while c + 4 <= columns:
-                dots14(xs, x_row, step(y, c * y_row), y_row, vectors, step(to, c * 4), out_row)
+                dots_row(xs, x_row, step(y, c * y_row), y_row, vectors, step(to, c * 4), out_row)
                 c += 4
             while c < columns:
-                dots11(xs, x_row, step(y, c * y_row), y_row, vectors, step(to, c * 4), out_row)
+                dots_one(xs, x_row, step(y, c * y_row), y_row, vectors, step(to, c * 4), out_row)
                 c += 1
             r += 1
 
@@ -77,20 +87,20 @@ def _outer(x, x_row, rows, n, m, m_row, vectors, scale, scale_step, acc, acc_row
     while r < rows:
         c = 0
         xs, s, to = step(x, r * x_row), step(scale, r * scale_step), step(acc, r * acc_row)
-        if r + 4 <= rows:
+        if r + TILE <= rows:
+            while c + TILE <= vectors:
+                outer_full(xs, x_row, n, step(m, c * 64), m_row, s, step(to, c * 64), acc_row)
+                c += TILE
+            while c < vectors:
+                outer_column(xs, x_row, n, step(m, c * 64), m_row, s, step(to, c * 64), acc_row)
+                c += 1
+            r += TILE
+        else:
             while c + 4 <= vectors:
-                outer44(xs, x_row, n, step(m, c * 64), m_row, s, step(to, c * 64), acc_row)
+                outer_row(xs, x_row, n, step(m, c * 64), m_row, s, step(to, c * 64), acc_row)
                 c += 4
             while c < vectors:
-                outer41(xs, x_row, n, step(m, c * 64), m_row, s, step(to, c * 64), acc_row)
-                c += 1
-            r += 4
-        else:
-            while c + 8 <= vectors:
-                outer18(xs, x_row, n, step(m, c * 64), m_row, s, step(to, c * 64), acc_row)
-                c += 8
-            while c < vectors:
-                outer11(xs, x_row, n, step(m, c * 64), m_row, s, step(to, c * 64), acc_row)
+                outer_one(xs, x_row, n, step(m, c * 64), m_row, s, step(to, c * 64), acc_row)
                 c += 1
             r += 1
 
@@ -239,7 +249,7 @@ def _shape(rows: int, heads: int, threads: int) -> tuple[int, int]:
     most = max(1, min(rows, ROWS))
     tiles = max(1, PAIRS // most // 4)
     tiles = min(tiles, max(1, heads // (8 * threads)))
-    return 4 * min(tiles, 4), most
+    return 4 * min(tiles, 12), most
 
 
 def _floats(group: int, most: int, rank: int, rope: int) -> int:
@@ -285,8 +295,8 @@ def mla_attend(
     alignment), for head0 first: `nope` key rows, then `v_dim` value rows. q: contiguous float32 [T, heads *
     (nope + rope)] (all heads); latents: contiguous float32 [P, kv_rank + rope], P >= pos0 + T, the rows'
     own latents already stored; out: contiguous float32 [T, heads * v_dim]. scratch: float32 of at least
-    `mla_scratch_floats`, or None for memory this module keeps (its size is bounded by 4 heads x 32 rows a
-    thread).
+    `mla_scratch_floats`, or None for memory this module keeps (bounded by 128 pairs of a row and a head
+    for each thread).
     """
     rows, heads = q.shape[0], q.shape[1] // (nope + rope)
     count = head1 - head0

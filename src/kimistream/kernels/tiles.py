@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from .simd import F32, I32, I64, LANES, VF, N, P, call, load, op, splat_, store
+from .simd import F32, FEAT, I32, I64, LANES, VF, N, P, call, load, op, splat_, store
 
 
 def _shuffle(b: Any, v: Any, w: Any, index: list[int]) -> Any:
@@ -49,6 +49,11 @@ def _halved(b: Any, vectors: list[Any]) -> Any:
     return vectors[0]
 
 
+def _power_of_2(n: int) -> int:
+    """The least power of 2 that is not below n."""
+    return 1 << (n - 1).bit_length()
+
+
 def dots(rows: int, columns: int) -> Any:
     """out[r, c] = x[r] . y[c] for a block of rows of x and of y, `vectors` * 16 numbers each.
 
@@ -68,10 +73,14 @@ def dots(rows: int, columns: int) -> Any:
                 for c in range(columns):
                     slot = sums[r * columns + c]
                     b.store(call(b, "llvm.fma.v16f32", VF, v, ys[c], b.load(slot)), slot)
-        results = _halved(b, [b.load(slot) for slot in sums])
-        for r in range(rows):
-            piece = _shuffle(b, results, results, list(range(r * columns, (r + 1) * columns)))
-            store(b, piece, out, b.mul(out_row, I64(r)))
+        each = max(1, LANES // columns)  # rows whose sums fill one vector
+        for first in range(0, rows, each):
+            held = range(first, min(rows, first + each))
+            values = [b.load(sums[r * columns + c]) for r in held for c in range(columns)]
+            results = _halved(b, values + values[-1:] * (_power_of_2(len(values)) - len(values)))
+            for i, r in enumerate(held):
+                piece = _shuffle(b, results, results, list(range(i * columns, (i + 1) * columns)))
+                store(b, piece, out, b.mul(out_row, I64(r)))
 
     return compute
 
@@ -106,5 +115,10 @@ def outer(rows: int, columns: int) -> Any:
     return compute
 
 
-dots44, dots41, dots14, dots11 = dots(4, 4), dots(4, 1), dots(1, 4), dots(1, 1)
-outer44, outer41, outer18, outer11 = outer(4, 4), outer(4, 1), outer(1, 8), outer(1, 1)
+TILE = 4 if "avx512f" in FEAT else 2
+"""Rows and columns of a full block: 16 sums in 32 wide registers, or 4 where 16 lanes take several."""
+
+dots_full, dots_column = dots(TILE, TILE), dots(TILE, 1)
+dots_row, dots_one = dots(1, 4), dots(1, 1)
+outer_full, outer_column = outer(TILE, TILE), outer(TILE, 1)
+outer_row, outer_one = outer(1, 4), outer(1, 1)
