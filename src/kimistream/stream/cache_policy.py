@@ -1,10 +1,12 @@
-"""Which experts stay in memory: counting with ageing, in the clock of each layer.
+"""Which experts stay in memory: how lately and how often they were asked for, in the clock of each layer.
 
-Knows: how often and how recently every (layer, expert) was asked for, and the order in which layers pass.
+Knows: the past uses of every (layer, expert), and that layers pass in a circle.
 Does not know: slots, reading, or what an expert is.
 
-The score of an expert is the sum over its past uses of `decay ** age`, age counted in passes of its own
-layer. The lowest score is given up first. Chosen on a real trace by benchmarks/expert_cache.py; figures
+Each use leaves a mark that fades fast and one that fades slowly, age counted in passes of the expert's own
+layer (a clock of requests would call an expert old merely because 91 other layers came in between, which is
+why least-recently-used keeps nothing that is needed). What is next needed last, that is the layer just
+passed, is given up first among equals. Chosen on a real trace by benchmarks/expert_cache.py; the figures
 against least-recently-used and the offline optimum are in docs/LEARNED.md ("Stream").
 """
 
@@ -13,33 +15,46 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-DECAY = 0.9
+FAST, SLOW = 0.3, 0.97
+"""What remains of a mark after one pass."""
+SLOW_WEIGHT = 0.2
+"""What a slow mark counts beside a fast one."""
+CIRCLE_WEIGHT = 0.1
+"""What the place in the circle of layers counts: from 0 (needed next) to this (just passed)."""
+
+_AGES = 1024
 
 
-class FrequencyPolicy:
+class FadingMarks:
     """Scores for `keys` = layer index * experts + expert; layer indices count from 0."""
 
-    def __init__(self, layers: int, experts: int, decay: float = DECAY) -> None:
+    def __init__(self, layers: int, experts: int) -> None:
+        self.layers = layers
         self.experts = experts
-        self.decay = decay
-        self._count = np.zeros(layers * experts, dtype=np.float32)  # as of the layer's clock in _seen
+        self._fast = np.zeros(layers * experts, dtype=np.float32)  # both as of the pass in _seen
+        self._slow = np.zeros(layers * experts, dtype=np.float32)
         self._seen = np.zeros(layers * experts, dtype=np.int32)
         self._clock = np.zeros(layers, dtype=np.int32)  # passes of each layer
-        powers = np.float32(decay) ** np.arange(256, dtype=np.float32)
-        self._powers = powers.astype(np.float32)
+        self._layer = 0  # the layer that is being passed
+        age = np.arange(_AGES, dtype=np.float64)
+        self._fast_left = (FAST**age).astype(np.float32)
+        self._slow_left = (SLOW_WEIGHT * SLOW**age).astype(np.float32)
 
     def use(self, layer: int, experts: NDArray[np.integer]) -> None:
         """A pass asks for `experts` of a layer."""
         now = int(self._clock[layer]) + 1
         self._clock[layer] = now
+        self._layer = layer
         keys = layer * self.experts + experts.astype(np.int64)
-        self._count[keys] = 1 + self._count[keys] * self._aged(now - self._seen[keys])
+        age = np.minimum(now - self._seen[keys], _AGES - 1)
+        self._fast[keys] = 1 + self._fast[keys] * self._fast_left[age]
+        self._slow[keys] = 1 + self._slow[keys] * self._slow_left[age] / np.float32(SLOW_WEIGHT)
         self._seen[keys] = now
 
     def scores(self, keys: NDArray[np.int64]) -> NDArray[np.float32]:
         """Higher is worth keeping."""
-        age = self._clock[keys // self.experts] - self._seen[keys]
-        return self._count[keys] * self._aged(age)
-
-    def _aged(self, age: NDArray[np.int32]) -> NDArray[np.float32]:
-        return self._powers[np.minimum(age, len(self._powers) - 1)]
+        layer = keys // self.experts
+        age = np.minimum(self._clock[layer] - self._seen[keys], _AGES - 1)
+        marks = self._fast[keys] * self._fast_left[age] + self._slow[keys] * self._slow_left[age]
+        distance = (layer - self._layer - 1) % self.layers
+        return np.asarray(marks - distance * np.float32(CIRCLE_WEIGHT / self.layers), dtype=np.float32)

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kimistream.stream.arena import Arena
-from kimistream.stream.cache_policy import FrequencyPolicy
+from kimistream.stream.cache_policy import FadingMarks
 from kimistream.stream.defaults import ALIGNMENT
 from kimistream.stream.reader import Reader, span
 from kimistream.stream.requests import (
@@ -108,7 +108,7 @@ class ExpertStore:
         self.counters = ExpertCounters()
         self._index = {layer: i for i, layer in enumerate(sorted(self.runs))}
         self._experts = max(len(run.offsets) for run in self.runs.values())
-        self.policy = FrequencyPolicy(len(self._index), self._experts)
+        self.policy = FadingMarks(len(self._index), self._experts)
         self._hits: list[tuple[int, int]] = []  # (index, slot) in memory, not yet handed over
         self._outstanding = 0  # reads queued or arrived, not yet handed over
         self._unfinished = False
@@ -142,6 +142,7 @@ class ExpertStore:
         self.policy.use(self._index[layer], experts)
         base = self._index[layer] * self._experts
         self._layer = layer
+        self._victims = []
         self._unfinished = True
         for i, expert in enumerate(experts.tolist()):
             slot = self._slot_of.get(base + expert)
@@ -239,6 +240,7 @@ class ExpertStore:
         self._pending: deque[tuple[int, int]] = deque()  # (index, expert) not yet queued
         self._hits = []
         self._outstanding = 0
+        self._victims: list[int] = []  # slots to give up next, the least worth keeping last
         self._arrived: SimpleQueue[Ticket] = SimpleQueue()  # a new one: what was aborted never shows up
         self._unfinished = False
 
@@ -307,12 +309,25 @@ class ExpertStore:
         if len(free):
             return int(free[0])
         self._reap()
+        while True:
+            if not self._victims:
+                self._victims = self._choose_victims(1 + len(self._pending))
+                if not self._victims:
+                    return None
+            slot = self._victims.pop()
+            if self._state[slot] == _READY:
+                del self._slot_of[int(self._key[slot])]
+                return slot
+
+    def _choose_victims(self, count: int) -> list[int]:
+        """`count` slots (or what there is) whose experts are least worth keeping, the least of all last."""
         ready = np.flatnonzero(self._state == _READY)
-        if not len(ready):
-            return None
-        slot = int(ready[np.argmin(self.policy.scores(self._key[ready]))])
-        del self._slot_of[int(self._key[slot])]
-        return slot
+        scores = self.policy.scores(self._key[ready])
+        if count < len(ready):
+            lowest = np.argpartition(scores, count - 1)[:count]
+            ready, scores = ready[lowest], scores[lowest]
+        chosen: list[int] = ready[np.argsort(-scores, kind="stable")].tolist()
+        return chosen
 
     def _fill(self, slot: int, key: int, layer: int, expert: int, state: int) -> None:
         self._state[slot] = state
