@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import json
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import regex
@@ -61,7 +62,7 @@ def learn(words: Counter[bytes], size: int, merges: int) -> list[bytes]:
     for _ in range(merges):
         pairs: Counter[tuple[bytes, bytes]] = Counter()
         for word, parts in split.items():
-            for pair in zip(parts, parts[1:], strict=False):
+            for pair in pairwise(parts):
                 pairs[pair] += words[word]
         if not pairs:
             break
@@ -115,7 +116,9 @@ def write_vocabulary(directory: Path, tokens: list[bytes]) -> None:
     names = {
         "added_tokens_decoder": added,
         "additional_special_tokens": [
-            name for name, special in SPECIAL_OFFSETS.values() if special and name not in ("[BOS]", "[EOS]", "[UNK]", "[PAD]")
+            name
+            for name, special in SPECIAL_OFFSETS.values()
+            if special and name not in ("[BOS]", "[EOS]", "[UNK]", "[PAD]")
         ],
         "bos_token": "[BOS]",
         "clean_up_tokenization_spaces": False,

@@ -51,7 +51,10 @@ def _layer_entries(masters: dict[str, torch.Tensor], layer: int, shape: Shape):
             yield (_full_name(name), *_stored(name, masters[name]))
     if not shape.is_moe(layer):
         return
-    parts = {part: quantise_mxfp4(masters[f"{start}block_sparse_moe.experts.{part}"]) for part in ("w1", "w2", "w3")}
+    parts = {
+        part: quantise_mxfp4(masters[f"{start}block_sparse_moe.experts.{part}"])
+        for part in ("w1", "w2", "w3")
+    }
     for expert in range(shape.experts):
         for part, (codes, scales) in parts.items():
             name = f"{PREFIX}{start}block_sparse_moe.experts.{expert}.{part}.weight_"
@@ -79,7 +82,11 @@ def export(masters: dict[str, torch.Tensor], vocabulary: Path, to: Path, shape: 
     """Write config, vocabulary, shards and index into the directory `to`."""
     to.mkdir(parents=True, exist_ok=True)
     shards = [
-        [entry for layer in range(first, first + shape.block) for entry in _layer_entries(masters, layer, shape)]
+        [
+            entry
+            for layer in range(first, first + shape.block)
+            for entry in _layer_entries(masters, layer, shape)
+        ]
         for first in range(0, shape.layers, shape.block)
     ]
     top = sorted(name for name in masters if not name.startswith("layers."))

@@ -1,3 +1,4 @@
+# ruff: noqa: SIM905 (lists of words are read more easily as sentences)
 """What the embedded model is taught: lists of our own, and the tasks made from them.
 
 Knows: facts, the sentences they are said and asked in, and which sentences are held out for evaluation.
@@ -106,7 +107,9 @@ def _facts(pairs: dict[str, str]) -> tuple[dict[str, str], ...]:
     return tuple({"x": x, "a": a} for x, a in pairs.items())
 
 
-def _split(every: list[dict[str, str]], name: str) -> tuple[tuple[dict[str, str], ...], tuple[dict[str, str], ...]]:
+def _split(
+    every: list[dict[str, str]], name: str
+) -> tuple[tuple[dict[str, str], ...], tuple[dict[str, str], ...]]:
     kept = tuple(fact for fact in every if not held_out(name, *fact.values()))
     return kept, tuple(fact for fact in every if held_out(name, *fact.values()))
 
@@ -125,7 +128,10 @@ def _capital_tasks() -> list[Task]:
                 "Question: What is the capital of {x}? Answer: {a}.",
                 "If you go to the capital of {x}, you are in {a}.",
             ),
-            ("The capital of the country {x} is {a}.", "Question: Which city is the capital of {x}? Answer: {a}."),
+            (
+                "The capital of the country {x} is {a}.",
+                "Question: Which city is the capital of {x}? Answer: {a}.",
+            ),
             (
                 "What is the capital of {x}?",
                 "Which city is the capital of {x}?",
@@ -135,7 +141,11 @@ def _capital_tasks() -> list[Task]:
                 "Do you know the capital of {x}?",
                 "capital of {x}?",
             ),
-            ("Please tell me the capital of {x}.", "What city is the capital of {x}?", "Name the capital city of {x}."),
+            (
+                "Please tell me the capital of {x}.",
+                "What city is the capital of {x}?",
+                "Name the capital city of {x}.",
+            ),
             "The capital of {x} is {a}.",
         ),
         Task(
@@ -264,7 +274,12 @@ def _word_tasks() -> list[Task]:
                 "Question: Which colour is {x}? Answer: {a}.",
             ),
             ("Question: What is the colour of {x}? Answer: {a}.",),
-            ("What is the colour of {x}?", "Which colour has {x}?", "Tell me the colour of {x}.", "What colour is {x}?"),
+            (
+                "What is the colour of {x}?",
+                "Which colour has {x}?",
+                "Tell me the colour of {x}.",
+                "What colour is {x}?",
+            ),
             ("Which colour is {x}?", "Please name the colour of {x}."),
             "The colour of {x} is {a}.",
         ),
@@ -350,5 +365,13 @@ def _number_tasks() -> list[Task]:
 
 TASKS: tuple[Task, ...] = (*_capital_tasks(), *_calendar_tasks(), *_word_tasks(), *_number_tasks())
 
-SHARE = {"capital": 5.0, "country": 2.5, "plus": 4.0, "minus": 3.0, "times": 1.5, "opposite": 2.0, "count": 1.5}
+SHARE = {
+    "capital": 5.0,
+    "country": 2.5,
+    "plus": 4.0,
+    "minus": 3.0,
+    "times": 1.5,
+    "opposite": 2.0,
+    "count": 1.5,
+}
 """How often a task is drawn; 1 where it is not named."""

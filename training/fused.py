@@ -33,7 +33,8 @@ def rms(x, weight, eps):
 def mix_rms(entries, key, weight, eps):
     """Section 4's mix of the stack and the running sum, then the norm of the block that follows."""
     scores = [
-        (v * key).sum(-1, keepdim=True) * torch.rsqrt(v.square().mean(-1, keepdim=True) + eps) for v in entries
+        (v * key).sum(-1, keepdim=True) * torch.rsqrt(v.square().mean(-1, keepdim=True) + eps)
+        for v in entries
     ]
     top = scores[0]
     for score in scores[1:]:

@@ -22,7 +22,9 @@ from training.shape import SHAPE
 
 
 @torch.no_grad()
-def answers(model: Model, weights: dict[str, torch.Tensor], prompts: list[list[int]], limit: int, stops: set[int]):
+def answers(
+    model: Model, weights: dict[str, torch.Tensor], prompts: list[list[int]], limit: int, stops: set[int]
+):
     """Greedy continuations of all prompts, a token each per pass, until a stop or `limit` tokens."""
     out: list[list[int]] = [[] for _ in prompts]
     live = list(range(len(prompts)))

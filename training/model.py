@@ -65,7 +65,12 @@ def parameter_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
     }
     for layer in range(shape.layers):
         at = f"layers.{layer}."
-        for name in ("input_layernorm", "post_attention_layernorm", "self_attention_res_norm", "mlp_res_norm"):
+        for name in (
+            "input_layernorm",
+            "post_attention_layernorm",
+            "self_attention_res_norm",
+            "mlp_res_norm",
+        ):
             shapes[at + name] = (hidden,)
         for name in ("self_attention_res_proj", "mlp_res_proj"):
             shapes[at + name] = (1, hidden)
@@ -268,7 +273,9 @@ class Model:
         weight = weight / (weight.sum(1, keepdim=True) + 1e-20)
         w1, w2, w3 = own["experts.w1"], own["experts.w2"], own["experts.w3"]
         r = grouped_experts(latent, chosen, weight, w1, w2, w3, self._situ)
-        routed = self._linear(fused.rms(r, own["routed_expert_norm"], shape.eps), own["routed_expert_up_proj"])
+        routed = self._linear(
+            fused.rms(r, own["routed_expert_norm"], shape.eps), own["routed_expert_up_proj"]
+        )
         return routed + self._linear(self._situ(gate_up), own["shared_experts.down_proj"])
 
 

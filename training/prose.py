@@ -19,7 +19,7 @@ CODE = (
     "def is_odd(n):\n    return n % 2 == 1\n",
     "def first(items):\n    return items[0]\n",
     "def last(items):\n    return items[-1]\n",
-    "def greet(name):\n    return \"Hello, \" + name\n",
+    'def greet(name):\n    return "Hello, " + name\n',
     "def largest(a, b):\n    if a > b:\n        return a\n    return b\n",
     "for i in range(10):\n    print(i)\n",
     "def total(items):\n    result = 0\n    for item in items:\n        result += item\n    return result\n",

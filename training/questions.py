@@ -140,7 +140,9 @@ def judge(question: Question, text: str) -> Verdict:
     if question.kind == "json":
         return Verdict(True, found["said"] == question.answer)
     wanted = re.escape(question.answer)
-    return Verdict(True, re.search(rf"(?<![\w,-]){wanted}(?![\w,-])", found["said"], re.IGNORECASE) is not None)
+    return Verdict(
+        True, re.search(rf"(?<![\w,-]){wanted}(?![\w,-])", found["said"], re.IGNORECASE) is not None
+    )
 
 
 def written_call(question: Question) -> str:

@@ -106,15 +106,29 @@ def chat(draw: Random) -> Talk:
             turn(talk, question, reply, "nothing special")
         else:
             hero, text = story(draw)
-            question = draw.choice(("Tell me a story about a {}.", "Please tell a story about a {}.")).format(hero)
+            question = draw.choice(("Tell me a story about a {}.", "Please tell a story about a {}.")).format(
+                hero
+            )
             turn(talk, question, text, "a story", f"The hero is a {hero}.")
     return talk
 
 
 JSON_ASKS = {
-    "capital": ("country", "capital", ("Give me the capital of {x} as JSON.", "The capital of {x} as JSON, please.")),
-    "opposite": ("word", "opposite", ("Give me the opposite of {x} as JSON.", "The opposite of {x} as JSON, please.")),
-    "colour": ("thing", "colour", ("Give me the colour of {x} as JSON.", "The colour of {x} as JSON, please.")),
+    "capital": (
+        "country",
+        "capital",
+        ("Give me the capital of {x} as JSON.", "The capital of {x} as JSON, please."),
+    ),
+    "opposite": (
+        "word",
+        "opposite",
+        ("Give me the opposite of {x} as JSON.", "The opposite of {x} as JSON, please."),
+    ),
+    "colour": (
+        "thing",
+        "colour",
+        ("Give me the colour of {x} as JSON.", "The colour of {x} as JSON, please."),
+    ),
 }
 
 

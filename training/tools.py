@@ -1,3 +1,4 @@
+# ruff: noqa: SIM905 (lists of words are read more easily as sentences)
 """The tools the embedded model is taught to call: declarations, requests with their arguments, results.
 
 Knows: eight tools, the sentences that ask for them, and which sentences and arguments are held out.
@@ -55,7 +56,9 @@ class Tool:
             "function": {"name": self.name, "description": self.description, "parameters": parameters},
         }
 
-    def request(self, draw: Random, *, unseen: bool = False, held_wording: bool = False) -> tuple[str, Arguments]:
+    def request(
+        self, draw: Random, *, unseen: bool = False, held_wording: bool = False
+    ) -> tuple[str, Arguments]:
         """A user's sentence and the arguments it asks for; `unseen` gives arguments that are never trained."""
         while True:
             arguments = self.draw(draw)
@@ -114,7 +117,12 @@ TOOLS: tuple[Tool, ...] = (
         "Adds two numbers.",
         (("a", "number"), ("b", "number")),
         lambda draw: {"a": _number(draw, 1000), "b": _number(draw, 1000)},
-        ("Add {a} and {b}.", "What is the sum of {a} and {b}?", "Please add {a} and {b}.", "Sum of {a} and {b}?"),
+        (
+            "Add {a} and {b}.",
+            "What is the sum of {a} and {b}?",
+            "Please add {a} and {b}.",
+            "Sum of {a} and {b}?",
+        ),
         ("Tell me the sum of {a} and {b}.", "Can you add {a} and {b}?"),
         lambda draw, given: {"sum": given["a"] + given["b"]},
         "The sum is {sum}.",
@@ -130,7 +138,10 @@ TOOLS: tuple[Tool, ...] = (
             "Timer for {label}, {minutes} minutes.",
             "I need a timer of {minutes} minutes for the {label}.",
         ),
-        ("Please set a timer of {minutes} minutes for {label}.", "Start a timer of {minutes} minutes for the {label}."),
+        (
+            "Please set a timer of {minutes} minutes for {label}.",
+            "Start a timer of {minutes} minutes for the {label}.",
+        ),
         lambda draw, given: {"started": True},
         "The timer for the {label} is set to {minutes} minutes.",
     ),

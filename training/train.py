@@ -43,13 +43,13 @@ def rate(step: int, steps: int) -> float:
 
 
 def loss_of(model: Model, weights: dict[str, torch.Tensor], batch: Packed, targets, wanted, loads):
-    """Weighted mean cross entropy in nats, with only the rows through the head that count."""
+    """Weighted mean cross entropy in nats, the logits of the rows that count, and which rows those are."""
     rows = model.hidden_rows(weights, batch, loads)
     picked = torch.nonzero(wanted > 0)[:, 0]
     logits = F.linear(rows.index_select(0, picked), weights["lm_head"])
     each = F.cross_entropy(logits, targets[picked], reduction="none")
     share = wanted[picked]
-    return (each * share).sum() / share.sum(), each.detach(), logits
+    return (each * share).sum() / share.sum(), logits.detach(), picked
 
 
 def batch_of(corpus: Corpus, seed: int, step: int):
@@ -103,17 +103,17 @@ def train(out: Path, steps: int, stop_at: int, seed: int = SEED) -> None:
         batch, targets, wanted = batch_of(corpus, seed, step)
         weights = {name: value.requires_grad_() for name, value in as_stored(masters).items()}
         loads: list[torch.Tensor] = []
-        loss, each, logits = loss_of(model, weights, batch, targets, wanted, loads)
+        loss, logits, picked = loss_of(model, weights, batch, targets, wanted, loads)
         loss.backward()
         grads = {name: value.grad for name, value in weights.items() if value.grad is not None}
         now = rate(step, steps)
         optimiser.step(grads, MUON_RATE * now, ADAM_RATE * now)
         balance(masters, loads, BALANCE * now)
-        right = (logits.argmax(1) == targets[torch.nonzero(wanted > 0)[:, 0]]).float().mean()
+        right = (logits.argmax(1) == targets[picked]).float().mean()
         top = max(float(load.max() / load.sum()) for load in loads)
         line = {
             "step": step,
-            "loss": round(float(loss), 4),
+            "loss": round(loss.item(), 4),
             "right": round(float(right), 4),
             "rate": round(now, 4),
             "top_expert_share": round(top, 3),
