@@ -14,6 +14,7 @@ Does not know: where it is raised, or how it is shown.
     ├── NumberError                 a weight or a result is NaN or infinite
     ├── DownloadError               the hub cannot be reached, refuses, or keeps sending wrong bytes
     ├── TextError                   the vocabulary or a text that cannot be encoded
+    ├── SessionError                a saved session is damaged or belongs to another checkpoint
     ├── OutputError                 a result cannot be written
     └── Interrupted                 exit code 130: stopped by the user
 
@@ -82,6 +83,10 @@ class DownloadError(KimistreamError):
 
 class TextError(KimistreamError):
     """The vocabulary files cannot be used, or a text or token id cannot be converted."""
+
+
+class SessionError(KimistreamError):
+    """A saved session cannot be used: damaged, cut short, or of another checkpoint."""
 
 
 class OutputError(KimistreamError):

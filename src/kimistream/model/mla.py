@@ -47,10 +47,7 @@ def mla_layer(
     for p in placed:
         at = p.state.position
         stored = p.state.latents[nth, at : at + p.row1 - p.row0]
-        content = np.ascontiguousarray(latent[p.rows, :rank])
-        normed = np.empty_like(content)
-        rms_norm(content, vectors["kv_a_layernorm"], LATENT_EPS, normed)
-        stored[:, :rank] = normed
+        rms_norm(latent[p.rows, :rank], vectors["kv_a_layernorm"], LATENT_EPS, stored[:, :rank])
         stored[:, rank:] = latent[p.rows, rank:]
 
     if mla.q_lora_rank is None:
