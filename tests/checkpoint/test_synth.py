@@ -42,11 +42,11 @@ SMALL = Sizes(
     hidden=256,
     kda_heads=2,
     mla_heads=2,
-    q_lora_rank=64,
-    kv_lora_rank=64,
+    q_lora_rank=80,
+    kv_lora_rank=80,
     dense_intermediate=256,
     top_k=2,
-    expert_intermediate=64,
+    expert_intermediate=96,
     latent=96,
     block_size=2,
     vision=Vision(blocks=1, hidden=32, qkv=48, intermediate=64, positions=4),
@@ -122,18 +122,30 @@ def test_the_numbers_have_a_sane_scale_and_no_two_rows_are_equal(tmp_path):
     assert gate.nbytes > 2 * 2_097_143  # longer than the buffer it is cut from
 
 
-def test_the_small_sparse_form_is_real_where_it_must_be(tmp_path):
-    synth(tmp_path / "made", SMALL, seed=5, sparse=True)
+def test_the_sparse_form_is_real_where_it_must_be(tmp_path):
+    synth(tmp_path / "made", replace(SMALL, dense_intermediate=4096), seed=5, sparse=True)
     checkpoint = Checkpoint.open(tmp_path / "made")
+    config = checkpoint.config
     vector = checkpoint.read_vector(checkpoint.layer(1)["o_norm"].name)
     assert (vector != 0).all()
-    assert (checkpoint.read_vector(checkpoint.layer(0)["gate_proj"].name) == 0).all()
     embedding = checkpoint.read_vector(checkpoint.final()["embed_tokens"].name)
     real = real_rows(SMALL.vocab)
     assert (np.abs(embedding[real]).sum(axis=1) > 0).all()
     head = checkpoint.read_vector(checkpoint.final()["lm_head"].name)
     assert (np.abs(head[real[:-256]]).sum(axis=1) > 0).all()
-    assert (head[-256:] == 0).all()
+    for layer in range(config.num_layers):
+        for role, ref in checkpoint.layer(layer).items():
+            if len(ref.shape) == 2 and ref.shape[0] > 65 and role != "router":
+                assert (checkpoint.read_vector(ref.name)[64:66, 64:66] != 0).all(), role
+    gate = checkpoint.read_vector(checkpoint.layer(0)["gate_proj"].name)
+    assert (gate != 0).mean() < 0.01
+    values = checkpoint.read_vector(checkpoint.layer(2)["kv_b_proj"].name)
+    assert (values[128 + 64 : 128 + 66, : config.mla.kv_lora_rank].any(axis=1)).all()
+    table = checkpoint.experts(1)
+    with open(checkpoint.files[table.file[0]].path, "rb") as raw:
+        for column in (1, 3, 5):
+            raw.seek(table.offsets[0, column])
+            assert any(raw.read(table.sizes[column]))
 
 
 def test_the_sparse_form_takes_little_disk_and_every_expert_has_a_router_row(tmp_path):

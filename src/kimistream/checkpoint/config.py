@@ -173,7 +173,7 @@ def parse_config(data: bytes, file: str = "config.json") -> ModelConfig:
     if not nested:
         return _parse_text(top, top, nested)
     text = top.section("text_config")
-    text.choice("model_type", ("kimi_linear",))
+    text.fixed("model_type", "kimi_linear")
     top.only(SHAPING | IGNORED)
     return _parse_text(text, top, nested)
 
