@@ -153,6 +153,20 @@ def test_a_union_larger_than_the_slots_goes_through_in_waves(
             assert store.nbytes <= slots * store.slot_bytes + 4096
 
 
+def test_half_of_the_slots_stay_with_the_reader_while_more_is_to_be_read(
+    sample: Sample, bytes_at: BytesAt, reader: Reader
+) -> None:
+    with ExpertStore(reader, FULL, 6) as store:
+        store.request(1, np.arange(12, dtype=np.int32))
+        time.sleep(0.05)  # all six have arrived
+        sizes = []
+        for batch in store.arrivals():
+            sizes.append(len(batch))
+            time.sleep(0.02)
+        assert sizes[0] == 3
+        assert sum(sizes) == 12
+
+
 def test_reading_goes_on_while_a_batch_is_held_and_the_batch_stays_whole(
     sample: Sample, bytes_at: BytesAt, reader: Reader
 ) -> None:

@@ -13,6 +13,7 @@ All methods belong to the one thread that computes.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -85,7 +86,6 @@ class ExpertCounters:
     reused: int = 0
     guessed: int = 0
     guessed_right: int = 0
-    waves: int = 0
     wait_seconds: float = 0.0
 
 
@@ -168,9 +168,7 @@ class ExpertStore:
         while True:
             self._state[held] = _READY
             held = []
-            if self._pending:
-                self.counters.waves += 1
-                self._issue()
+            self._issue()
             if not self._outstanding:
                 break
             arrived = self._collect()
@@ -288,11 +286,11 @@ class ExpertStore:
             started = time.perf_counter()
             tickets.append(self._arrived.get())
             self.counters.wait_seconds += time.perf_counter() - started
-        try:
-            while True:
+        # While more are to be read, at most half the slots are handed over at once: the other half is read into.
+        most = max(1, self.slots // 2) if self._pending else self.slots
+        with contextlib.suppress(Empty):
+            while len(tickets) < most:
                 tickets.append(self._arrived.get_nowait())
-        except Empty:
-            pass
         for ticket in tickets:
             if ticket.error is not None:
                 raise ticket.error
