@@ -21,7 +21,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -141,10 +141,12 @@ def synth(
         with ThreadPoolExecutor(max_workers=max(1, threads)) as pool:
             futures = [pool.submit(job.write_shard, number) for number in range(1, job.count + 1)]
             try:
-                for future in futures:
+                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                for future in done:
                     future.result()
             except BaseException:
                 job.stop.set()
+                pool.shutdown(wait=False, cancel_futures=True)
                 raise
         return job.finish()
     except OSError as error:
