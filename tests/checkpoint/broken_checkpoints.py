@@ -58,13 +58,15 @@ def edit_header(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 def repack(path: Path, tensors: dict[str, tuple[str, list[int], bytes]]) -> None:
     """Write a valid shard that holds exactly these tensors."""
     header: dict[str, Any] = {}
-    data = b""
+    pieces: list[bytes] = []
+    end = 0
     for name, (dtype, shape, raw) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + len(raw)]}
+        pieces.append(raw)
+        end += len(raw)
     if path.exists():
         path.unlink()
-    path.write_bytes(join(header, data))
+    path.write_bytes(join(header, b"".join(pieces)))
 
 
 def unpack(path: Path) -> dict[str, tuple[str, list[int], bytes]]:

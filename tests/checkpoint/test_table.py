@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from broken_checkpoints import (
 )
 
 from kimistream.checkpoint.formats import WeightFormat
+from kimistream.checkpoint.released import Sizes
+from kimistream.checkpoint.synth import synth
 from kimistream.checkpoint.table import Checkpoint
 from kimistream.errors import CheckpointError, ConfigError, NumberError, ShardError, TensorError
 
@@ -390,3 +393,38 @@ def test_another_config_has_another_identity(tiny):
 def test_an_unknown_dense_name_is_refused():
     with pytest.raises(TensorError, match="no tensor model"):
         Checkpoint.open(LINEAR).dense("model.nothing")
+
+
+def test_a_shard_of_experts_alone_counts_for_the_identity(tmp_path):
+    directory = copy(LINEAR, tmp_path / "linear")
+    shard = directory / "model-00002-of-00003.safetensors"
+    tensors = unpack(shard)
+    experts = {name: tensor for name, tensor in tensors.items() if ".experts." in name}
+    repack(shard, {name: tensor for name, tensor in tensors.items() if name not in experts})
+    extra = directory / "more.safetensors"
+    repack(extra, experts)
+    (directory / INDEX).unlink()
+    before = Checkpoint.open(directory).identity
+    name = min(experts)
+    dtype, shape, data = experts[name]
+    repack(extra, experts | {name: (dtype, shape, bytes(len(data)))})
+    assert Checkpoint.open(directory).identity != before
+
+
+def test_the_experts_are_kept_as_arrays_of_a_few_bytes(tmp_path):
+    """The full shape has 494,592 expert tensors; as Python objects they would take 150 MB and more."""
+    small = {"hidden": 32, "kda_heads": 1, "kda_head_dim": 16, "mla_heads": 1, "q_lora_rank": 16}
+    small |= {"kv_lora_rank": 16, "nope_head_dim": 8, "rope_head_dim": 4, "v_head_dim": 8, "latent": 32}
+    small |= {"dense_intermediate": 32, "expert_intermediate": 32, "vocab": 512}
+    synth(tmp_path / "made", Sizes(layers=4, experts=896, **small))
+    Checkpoint.open(tmp_path / "made")
+    tracemalloc.start()
+    try:
+        checkpoint = Checkpoint.open(tmp_path / "made")
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    tensors = 3 * 896 * 6
+    assert checkpoint.experts(3).contiguous.all()
+    assert kept < 40 * tensors
+    assert peak < 12_000_000  # one shard's header at a time, and the index

@@ -69,14 +69,16 @@ class Checkpoint:
         files: tuple[ShardFile, ...],
         dense: dict[str, TensorRef],
         experts: dict[int, ExpertTable],
-        digests: tuple[bytes, ...],
+        config_digest: bytes,
+        headers: tuple[tuple[bytes, int], ...],
     ) -> None:
         self.directory = directory
         self.config = config
         self.files = files
         self._dense = dense
         self._experts = experts
-        self._digests = digests
+        self._config_digest = config_digest
+        self._headers = headers
         self._identity = ""
 
     @classmethod
@@ -94,7 +96,7 @@ class Checkpoint:
         experts = ExpertCollector(config)
         dense: dict[str, TensorRef] = {}
         files: list[ShardFile] = []
-        digests = [hashlib.sha256(config_bytes).digest()]
+        headers: list[tuple[bytes, int]] = []
         for number, path in enumerate(paths):
             header = read_header(path, repo)
             if index is not None and (name := index.absent(path.name, header.names)) is not None:
@@ -104,10 +106,12 @@ class Checkpoint:
                 )
             files.append(ShardFile(path, header.size))
             _collect(header, number, dense, experts, files)
-            digests.append(header.digest)
+            headers.append((header.digest, header.data_start))
         for need in _needs(config):
             _check(need, dense, files, index)
-        return cls(directory, config, tuple(files), dense, experts.finish(files, index), tuple(digests))
+        digest = hashlib.sha256(config_bytes).digest()
+        tables = experts.finish(files, index)
+        return cls(directory, config, tuple(files), dense, tables, digest, tuple(headers))
 
     def dense(self, name: str) -> TensorRef:
         """A dense tensor by its name. Raises TensorError when the checkpoint has none of this name."""
@@ -148,17 +152,15 @@ class Checkpoint:
         return self._identity
 
     def _compute_identity(self) -> str:
-        digest = hashlib.sha256(self._digests[0])
-        used = {ref.file for ref in self._needed_refs()} | {
-            int(file) for table in self._experts.values() for file in np.unique(table.files)
-        }
-        by_name = sorted(used, key=lambda number: self.files[number].path.name)
-        for number in by_name:
+        digest = hashlib.sha256(self._config_digest)
+        used = {self._dense[need.name].file for need in _needs(self.config)}
+        for table in self._experts.values():
+            used.update(np.unique(table.files).tolist())
+        for number in sorted(used, key=lambda number: self.files[number].path.name):
             path, size = self.files[number]
-            digest.update(path.name.encode() + b"\0" + size.to_bytes(8, "little"))
-            digest.update(self._digests[1 + number])
-            starts = min(ref.offset for ref in self._needed_refs() if ref.file == number)
-            for offset in (starts, max(starts, size - SAMPLE)):
+            header, start = self._headers[number]
+            digest.update(path.name.encode() + b"\0" + size.to_bytes(8, "little") + header)
+            for offset in (start, max(start, size - SAMPLE)):
                 digest.update(self._read(number, offset, min(SAMPLE, size - offset)))
         return digest.hexdigest()
 
@@ -191,9 +193,6 @@ class Checkpoint:
             return read_exactly(handle, offset, length, path)
         finally:
             os.close(handle)
-
-    def _needed_refs(self) -> list[TensorRef]:
-        return [self._dense[need.name] for need in _needs(self.config)]
 
 
 def widen(data: bytes, dtype: str) -> npt.NDArray[np.float32]:
