@@ -15,15 +15,16 @@ must belong to the caller and be passed in.
 from __future__ import annotations
 
 import operator
-import os
 from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils, config
+from numba.core import cgutils
 from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
+
+from .folder import GENERIC, config
 
 LANES = 16
 
@@ -53,12 +54,8 @@ class VecModel(models.PrimitiveModel):
 
 
 def features() -> frozenset[str]:
-    """The CPU features Numba compiles for, by LLVM's names (NUMBA_CPU_FEATURES wins over the host's).
-
-    KIMISTREAM_GENERIC_KERNELS=1 hides all of them from this module, which leaves only plain LLVM code:
-    what a CPU without a fast table lookup gets. The bits are the same.
-    """
-    if os.environ.get("KIMISTREAM_GENERIC_KERNELS", "") not in ("", "0"):
+    """The CPU features to write code for, by LLVM's names (NUMBA_CPU_FEATURES wins over the host's)."""
+    if GENERIC:
         return frozenset()
     chosen = getattr(config, "CPU_FEATURES", None)
     if chosen is not None:
@@ -187,6 +184,18 @@ def ld1(b, p, off):
     return load(b, p, off, F32)
 
 
+@op(types.int32, P, N)
+def ld_i32(b, p, off):
+    """One int32."""
+    return load(b, p, off, I32)
+
+
+@op(types.int64, P, N)
+def ld_i64(b, p, off):
+    """One int64."""
+    return load(b, p, off, I64)
+
+
 @op(types.uint8, P, N)
 def ld_u8(b, p, off):
     """One byte."""
@@ -226,6 +235,12 @@ def sti(b, p, off, v):
 @op(types.void, P, N, types.float32)
 def st1(b, p, off, v):
     """Store one float32."""
+    store(b, v, p, off)
+
+
+@op(types.void, P, N, types.int64)
+def st_i64(b, p, off, v):
+    """Store one int64."""
     store(b, v, p, off)
 
 
@@ -415,6 +430,13 @@ def _gathered(b: Any, p: Any, i: Any) -> Any:
     return v
 
 
+def looked_up_at(b: Any, p: Any, i: Any) -> Any:
+    """IR: like `_looked_up`, the table being the 16 float32 at `p`."""
+    if FEAT & {"avx512f", "avx2", "neon"}:
+        return _looked_up(b, load(b, p, None, VF), i)
+    return _gathered(b, p, i)
+
+
 @op(F, F, I)
 def lut(b, t, i):
     """t[i & 15], lane by lane."""
@@ -424,9 +446,7 @@ def lut(b, t, i):
 @op(F, P, N, I)
 def lut_at(b, p, off, i):
     """Like `lut`, the table being the 16 float32 at `p + off`."""
-    if FEAT & {"avx512f", "avx2", "neon"}:
-        return _looked_up(b, load(b, p, off, VF), i)
-    return _gathered(b, b.gep(p, [off], source_etype=I8), i)
+    return looked_up_at(b, b.gep(p, [off], source_etype=I8), i)
 
 
 # ------------------------------------------------------------------ operators
