@@ -19,16 +19,16 @@ from kimistream.checkpoint.config import ModelConfig
 from kimistream.checkpoint.formats import FLOATS, WeightFormat
 from kimistream.checkpoint.header import Header
 from kimistream.checkpoint.index import Index
-from kimistream.checkpoint.names import EXPERT_PARTS, expert_name, expert_pattern, expert_shapes
+from kimistream.checkpoint.names import EXPERT_PARTS, expert_name, expert_shapes, experts_prefix
 from kimistream.errors import ConfigError, ShardError, TensorError
 
 GROUP = 32
 """Columns that share one MXFP4 scale (ARCHITECTURE section 8)."""
-_SUFFIXES = ("", "_packed", "_scale")
-_COLUMN = {
-    (digit, suffix): 2 * i + (suffix == "_scale") for i, digit in enumerate("123") for suffix in _SUFFIXES
-}
-_COLUMN["", ""] = 0
+_FORMS = tuple(
+    (part, suffix) for part in EXPERT_PARTS for suffix in ("weight", "weight_packed", "weight_scale")
+)
+_ENDS = {end: place for place, end in enumerate(_FORMS)}
+_COLUMNS = np.array([2 * EXPERT_PARTS.index(part) + (suffix == "weight_scale") for part, suffix in _FORMS])
 _COLUMN_SUFFIX = ("weight_packed", "weight_scale")
 
 
@@ -81,8 +81,11 @@ class ExpertCollector:
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
-        self._findall = expert_pattern(config).findall
-        self._moe_layers = np.array(config.moe_layers, np.int64)
+        # A name's code: layer, expert, column and form in one number, out of three dictionaries.
+        per_layer = config.moe.num_experts * len(_FORMS)
+        self._starts = {experts_prefix(config, layer): layer * per_layer for layer in config.moe_layers}
+        self._middles = {str(expert): expert * len(_FORMS) for expert in range(config.moe.num_experts)}
+        self._per_layer = per_layer
         self._layers: dict[int, _Layer] = {}
 
     def add(self, header: Header, number: int, files: Sequence[HasPath]) -> list[int]:
@@ -90,32 +93,39 @@ class ExpertCollector:
 
         Raises TensorError for a wrong shape or type, ShardError for a tensor that another shard has too.
         """
-        found = self._findall("\n".join(header.names)) if header.names else []
-        if len(found) != len(header.names):
-            raise ShardError(
-                f"{header.path}: the name of a tensor contains the end of a line", "Fetch the file again."
-            )
-        layers = np.array([int(layer or -1) for layer, _, _, _ in found], np.int64)
-        experts = np.array([int(expert or -1) for _, expert, _, _ in found], np.int64)
-        columns = np.array([_COLUMN[part, suffix] for _, _, part, suffix in found], np.int64)
-        wanted = np.isin(layers, self._moe_layers) & (experts < self._config.moe.num_experts)
-        for layer in np.unique(layers[wanted]).tolist():
-            mine = np.flatnonzero(wanted & (layers == layer))
+        codes = self._codes(header.names)
+        layers = codes // self._per_layer  # -1 for what is not an expert
+        experts = codes % self._per_layer // len(_FORMS)
+        forms = codes % len(_FORMS)
+        columns = _COLUMNS[forms]
+        for layer in np.unique(layers[codes >= 0]).tolist():
+            mine = np.flatnonzero(layers == layer)
             # The check is of kinds of tensors, with one example each, not of every tensor.
-            kinds = {
-                (*found[i][2:], header.entries[i].dtype, header.entries[i].shape): i for i in mine.tolist()
-            }
-            for (part, suffix, _, _), i in kinds.items():
-                self._check(header, layer, _COLUMN[part, suffix], suffix, i)
+            _, examples = np.unique(header.kind[mine] * len(_FORMS) + forms[mine], return_index=True)
+            for i in mine[np.sort(examples)].tolist():
+                self._check(header, layer, int(columns[i]), _FORMS[forms[i]][1], i)
             self._store(self._layers[layer], experts[mine] * 6 + columns[mine], header, mine, number, files)
-        return [int(i) for i in np.flatnonzero(~wanted)]
+        return [int(i) for i in np.flatnonzero(codes < 0)]
+
+    def _codes(self, names: list[str]) -> npt.NDArray[np.int64]:
+        """The code of each name, -1 for those that are no expert's."""
+        starts, middles, ends = self._starts, self._middles, _ENDS
+        codes = []
+        for name in names:
+            try:
+                start, expert, part, suffix = name.rsplit(".", 3)
+                codes.append(starts[start] + middles[expert] + ends[part, suffix])
+            except (KeyError, ValueError):
+                codes.append(-1)
+        return np.array(codes, np.int64)
 
     def _check(self, header: Header, layer: int, column: int, suffix: str, i: int) -> None:
         """One (layer, column, dtype, shape): is it what the config asks for, in one form per layer?"""
-        name, entry = header.names[i], header.entries[i]
+        name = header.names[i]
+        dtype, stored_shape = header.kinds[header.kind[i]]
         rows, cols = expert_shapes(self._config)[column // 2]
-        if suffix == "":
-            accepted, shape, form = tuple(FLOATS), (rows, cols), entry.dtype
+        if suffix == "weight":
+            accepted, shape, form = tuple(FLOATS), (rows, cols), dtype
         else:
             if cols % GROUP:
                 raise ConfigError(
@@ -123,17 +133,16 @@ class ExpertCollector:
                     f"understood for MXFP4: a multiple of {GROUP}",
                     "Use the config.json that was released with these weights.",
                 )
-            shape = (rows, cols // GROUP) if suffix == "_scale" else (rows, cols // 2)
+            shape = (rows, cols // GROUP) if suffix == "weight_scale" else (rows, cols // 2)
             accepted, form = ("U8",), WeightFormat.MXFP4.name
-        if entry.dtype not in accepted:
+        if dtype not in accepted:
             raise TensorError(
-                f"tensor {name} is stored as {entry.dtype}; accepted: {', '.join(accepted)} "
-                f"(in {header.path})",
+                f"tensor {name} is stored as {dtype}; accepted: {', '.join(accepted)} (in {header.path})",
                 "Use the checkpoint in the form it was released in.",
             )
-        if entry.shape != shape:
+        if stored_shape != shape:
             raise TensorError(
-                f"tensor {name} has the shape {list(entry.shape)}, config.json asks for {list(shape)} "
+                f"tensor {name} has the shape {list(stored_shape)}, config.json asks for {list(shape)} "
                 f"(in {header.path})",
                 "Use the config.json that was released with these weights.",
             )

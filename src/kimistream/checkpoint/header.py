@@ -30,6 +30,7 @@ MAX_HEADER = 100_000_000
 _LENGTH = 8
 _PIECE = 64 << 20
 
+Kind = tuple[str, tuple[int, ...]]
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
@@ -57,6 +58,10 @@ class Header:
     data_start: int
     names: list[str]
     entries: list[Entry]
+    kinds: list[Kind]
+    """The different (dtype, shape) of the tensors; there are few."""
+    kind: npt.NDArray[np.int64]
+    """For each tensor its place in `kinds`."""
     offsets: npt.NDArray[np.int64]
     nbytes: npt.NDArray[np.int64]
 
@@ -92,8 +97,9 @@ def read_header(path: Path, repo: str = K3) -> Header:
     digest = hashlib.sha256(head)
     digest.update(data)
     start = _LENGTH + length
-    begins, nbytes = _check_ranges(path, size, start, names, entries, repo)
-    return Header(path, size, digest.digest(), start, names, entries, begins + start, nbytes)
+    kinds, kind = _kinds(entries)
+    begins, nbytes = _check_ranges(path, size, start, names, entries, kinds, kind, repo)
+    return Header(path, size, digest.digest(), start, names, entries, kinds, kind, begins + start, nbytes)
 
 
 def read_exactly(handle: int, offset: int, length: int, path: Path) -> bytes:
@@ -156,31 +162,49 @@ def _decode_carefully(path: Path, data: bytes, repo: str) -> dict[str, Entry]:
     return found
 
 
+def _kinds(entries: list[Entry]) -> tuple[list[Kind], npt.NDArray[np.int64]]:
+    """The different (dtype, shape), and for each entry its place among them."""
+    each = [(entry.dtype, entry.shape) for entry in entries]
+    places = {kind: place for place, kind in enumerate(dict.fromkeys(each))}
+    return list(places), np.array([places[kind] for kind in each], np.int64)
+
+
 def _check_ranges(
-    path: Path, size: int, start: int, names: list[str], entries: list[Entry], repo: str
+    path: Path,
+    size: int,
+    start: int,
+    names: list[str],
+    entries: list[Entry],
+    kinds: list[Kind],
+    kind: npt.NDArray[np.int64],
+    repo: str,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """First byte (in the data) and length of each tensor, once they are known to tile the data."""
 
     def refuse(what: str) -> NoReturn:
         raise ShardError(f"{path}: {what}", fetch(path, repo))
 
-    kinds = [(entry.dtype, entry.shape) for entry in entries]
-    lengths: dict[tuple[str, tuple[int, ...]], int] = {}
-    for dtype, shape in set(kinds):
+    lengths = np.empty(len(kinds), np.int64)
+    for place, (dtype, shape) in enumerate(kinds):
+        name = names[int(np.argmax(kind == place))]
         width = WIDTH_BITS.get(dtype)
         if width is None:
-            name = names[kinds.index((dtype, shape))]
             refuse(f'tensor {name} has the unknown dtype "{dtype}"; known: {", ".join(WIDTH_BITS)}')
-        lengths[dtype, shape] = -(-math.prod(shape) * width // 8)
+        length = -(-math.prod(shape) * width // 8)
+        if length > 1 << 62:
+            refuse(f"tensor {name} of {dtype} {list(shape)} would have {length:,} bytes")
+        lengths[place] = length
     ranges = [entry.data_offsets for entry in entries]
-    for i, (kind, found) in enumerate(zip(kinds, ranges, strict=True)):
-        if found is None:
-            refuse(f"tensor {names[i]} has no data_offsets in the header")
-        if found[1] - found[0] != lengths[kind]:
-            held = f"tensor {names[i]} has {found[1] - found[0]} bytes"
-            refuse(f"{held}, its {kind[0]} {list(kind[1])} needs {lengths[kind]}")
+    if None in ranges:
+        refuse(f"tensor {names[ranges.index(None)]} has no data_offsets in the header")
     both = np.array(ranges, np.int64).reshape(-1, 2)
     begins, ends = both[:, 0], both[:, 1]
+    unequal = np.flatnonzero(ends - begins != lengths[kind])
+    if len(unequal):
+        first = int(unequal[0])
+        dtype, shape = kinds[kind[first]]
+        held = f"tensor {names[first]} has {ends[first] - begins[first]} bytes"
+        refuse(f"{held}, its {dtype} {list(shape)} needs {lengths[kind[first]]}")
     _check_tiling(begins, ends, names, refuse)
     actual, promised = size - start, int(ends.max(initial=0))
     if actual != promised:

@@ -7,7 +7,6 @@ Does not know: which of the tensors are on disk, or in which form.
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 from kimistream.checkpoint.config import ModelConfig
@@ -150,20 +149,12 @@ def head_name(config: ModelConfig) -> str:
 
 def expert_name(config: ModelConfig, layer: int, expert: int, part: str, suffix: str) -> str:
     """`part` is "w1", "w2" or "w3"; `suffix` is "weight", "weight_packed" or "weight_scale"."""
-    return f"{config.prefix}layers.{layer}.block_sparse_moe.experts.{expert}.{part}.{suffix}"
+    return f"{experts_prefix(config, layer)}.{expert}.{part}.{suffix}"
 
 
-def expert_pattern(config: ModelConfig) -> re.Pattern[str]:
-    """For `findall` in names joined by line ends: one (layer, expert, part digit, suffix) for each line.
-
-    The suffix is "", "_packed" or "_scale". A line that is not an expert's tensor gives empty strings.
-    """
-    start = re.escape(f"{config.prefix}layers.")
-    number = "(0|[1-9][0-9]{0,4})"
-    expert = (
-        start + number + r"\.block_sparse_moe\.experts\." + number + r"\.w([123])\.weight(_packed|_scale|)"
-    )
-    return re.compile(rf"^(?:{expert}|.*)$", re.MULTILINE)
+def experts_prefix(config: ModelConfig, layer: int) -> str:
+    """What the names of a layer's experts begin with, without the dot before the expert's number."""
+    return f"{config.prefix}layers.{layer}.block_sparse_moe.experts"
 
 
 def expert_shapes(config: ModelConfig) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:

@@ -218,14 +218,15 @@ def _collect(
 ) -> None:
     """Sort one shard's tensors into the dictionary and the arrays."""
     for i in experts.add(header, number, files):
-        name, entry = header.names[i], header.entries[i]
+        name = header.names[i]
+        dtype, shape = header.kinds[header.kind[i]]
         if name in dense:
             raise ShardError(
                 f"tensor {name} is in {files[dense[name].file].path} and in {header.path}",
                 "Remove the file that does not belong to the checkpoint.",
             )
         offset, nbytes = int(header.offsets[i]), int(header.nbytes[i])
-        dense[name] = TensorRef(name, number, offset, nbytes, entry.dtype, entry.shape)
+        dense[name] = TensorRef(name, number, offset, nbytes, dtype, shape)
 
 
 def _check(need: Need, dense: dict[str, TensorRef], files: Sequence[ShardFile], index: Index | None) -> None:
