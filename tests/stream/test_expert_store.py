@@ -158,7 +158,8 @@ def test_half_of_the_slots_stay_with_the_reader_while_more_is_to_be_read(
 ) -> None:
     with ExpertStore(reader, FULL, 6) as store:
         store.request(1, np.arange(12, dtype=np.int32))
-        time.sleep(0.05)  # all six have arrived
+        while store._arrived.qsize() < 6:
+            time.sleep(0.001)
         sizes = []
         for batch in store.arrivals():
             sizes.append(len(batch))
@@ -245,9 +246,8 @@ def test_a_guess_that_arrived_before_the_router_is_a_hit(
 ) -> None:
     with ExpertStore(reader, FULL, 8, guesses=4) as store:
         store.hint(5, np.array([1, 2], np.int32))
-        while reader.counters().speculative_bytes < 2 * 12_288:
+        while not all(ticket.done for ticket in store._guess_tickets.values()):
             time.sleep(0.001)
-        time.sleep(0.01)
         assert ask(store, sample, bytes_at, 5, [1, 2, 3])[0] == [1, 2]
         assert store.counters.read == 1
 

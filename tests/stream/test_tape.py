@@ -259,7 +259,7 @@ def test_waiting_for_bytes_is_counted_and_idle_reading_has_its_cause(
         play(tape, sample, bytes_at, range(4))
         assert tape.wait_seconds >= 0.03
         before = reader.counters()
-        time.sleep(0.08)  # a slow consumer: the ring fills, then the reader has nowhere to read to
+        time.sleep(0.25)  # a slow consumer: the ring fills, then the reader has nowhere to read to
         spent = reader.counters() - before
         assert spent.ring_full_seconds >= 0.03
         assert spent.starved_seconds == 0
