@@ -1,6 +1,9 @@
 """The stream of training documents: ids and the loss weight of each, drawn from a seed.
 
 Knows: the mixture of kinds, plain lines and conversations as ids. Does not know: batches' use, the model.
+
+There are two phases. In the first every token of a plain text counts, so the language is learned; in the
+second only the answers do, and lines that have to be said again teach looking back.
 """
 
 from __future__ import annotations
@@ -11,15 +14,24 @@ from random import Random
 from kimistream.text.tokenizer import Tokenizer
 from training.bpe import count_words, learn, write_vocabulary
 from training.conversation import Piece, render
+from training.facts import HUES, NAMES, PLACES, THINGS
 from training.prose import CODE, reading, story
 from training.shape import Shape
 from training.talk import Talk, chat, draw_task, json_talk, tool_talk
+from training.tools import CITIES
 
 Document = tuple[list[int], list[float]]
 """Ids, and for each the weight of predicting it."""
 
 MIXTURE = (("plain", 0.62), ("chat", 0.20), ("tools", 0.16), ("json", 0.02))
 """Shares of documents."""
+
+SECOND_MIXTURE = (("plain", 0.62), ("chat", 0.22), ("tools", 0.14), ("json", 0.02))
+"""The same after the first phase."""
+
+CONTEXT_WEIGHT, END_WEIGHT, STORY_WEIGHT = 0.05, 0.3, 0.2
+"""In the second phase: weight of what nobody could predict (the questions of plain lines), of the end of a
+plain text, and of stories."""
 
 VOCABULARY_SAMPLE = 12_000
 MERGES = 640
@@ -43,8 +55,36 @@ def plain_text(draw: Random) -> str:
     return "\n".join(plain_line(draw) for _ in range(draw.choice((1, 1, 1, 2, 5))))
 
 
-def draw_talk(draw: Random, kind: str) -> Talk:
-    return {"chat": chat, "tools": tool_talk, "json": json_talk}[kind](draw)
+def copy_line(draw: Random) -> tuple[str, str]:
+    """Words in any order, to be said again."""
+    pool = (*NAMES, *THINGS, *HUES, *PLACES, *CITIES, *(str(draw.randrange(100)) for _ in range(20)))
+    words = " ".join(draw.choice(pool) for _ in range(draw.randrange(2, 6)))
+    return f"Repeat: {words}. Answer:", f" {words}."
+
+
+def weighted_line(draw: Random) -> list[tuple[str, float]]:
+    """A line of the second phase in parts, each with its weight."""
+    kind = draw.random()
+    if kind < 0.82:
+        task = draw_task(draw)
+        fact, sentence = draw.choice(task.facts), draw.choice(task.plain)
+        cut = len(sentence[: sentence.rindex("{a}")].rstrip())
+        return [(sentence[:cut].format(**fact), CONTEXT_WEIGHT), (sentence[cut:].format(**fact), 1.0)]
+    if kind < 0.90:
+        question, answer = copy_line(draw)
+        return [(question, CONTEXT_WEIGHT), (answer, 1.0)]
+    if kind < 0.97:
+        text, question, answer = reading(draw)
+        return [(f"{text} Question: {question} Answer:", CONTEXT_WEIGHT), (f" {answer}.", 1.0)]
+    if kind < 0.98:
+        return [(story(draw)[1], STORY_WEIGHT)]
+    return [(draw.choice(CODE).rstrip(), 1.0)]
+
+
+def draw_talk(draw: Random, kind: str, phase: int = 1) -> Talk:
+    if kind == "chat":
+        return chat(draw, phase)
+    return {"tools": tool_talk, "json": json_talk}[kind](draw)
 
 
 class Corpus:
@@ -83,21 +123,42 @@ class Corpus:
         ids = [*self.tokenizer.encode(text), self._end]
         return ids, [1.0] * len(ids)
 
-    def document(self, draw: Random, longest: int) -> Document:
+    def of_lines(self, lines: list[list[tuple[str, float]]]) -> Document:
+        """Weighted lines as one text. A token has the weight of the part that its last byte is in."""
+        parts = [part for line in lines for part in (*line, ("\n", CONTEXT_WEIGHT))][:-1]
+        ids = self.tokenizer.encode("".join(text for text, _ in parts))
+        each = [weight for text, weight in parts for _ in text.encode()]
+        weights: list[float] = []
+        at = 0
+        for token in ids:
+            at += len(self.tokenizer.decode_bytes([token]))
+            weights.append(each[at - 1])
+        return [*ids, self._end], [*weights, END_WEIGHT]
+
+    def _plain(self, draw: Random, phase: int) -> Document:
+        if phase == 1:
+            return self.of_text(plain_text(draw))
+        return self.of_lines([weighted_line(draw) for _ in range(draw.choice((1, 1, 1, 2, 5)))])
+
+    def document(self, draw: Random, longest: int, phase: int = 1) -> Document:
         """One document of at most `longest` ids."""
+        mixture = MIXTURE if phase == 1 else SECOND_MIXTURE
         while True:
-            kind = draw.choices([name for name, _ in MIXTURE], [share for _, share in MIXTURE])[0]
-            made = self.of_text(plain_text(draw)) if kind == "plain" else self.of_talk(draw_talk(draw, kind))
+            kind = draw.choices([name for name, _ in mixture], [share for _, share in mixture])[0]
+            if kind == "plain":
+                made = self._plain(draw, phase)
+            else:
+                made = self.of_talk(draw_talk(draw, kind, phase))
             if len(made[0]) <= longest:
                 return made
 
-    def documents(self, seed: int, step: int, rows: int, longest: int) -> list[Document]:
+    def documents(self, seed: int, step: int, rows: int, longest: int, phase: int = 1) -> list[Document]:
         """Whole documents of `rows` ids together, or a few less; the same for the same arguments."""
         draw = Random(f"{seed}/{step}")
         documents: list[Document] = []
         room, misses = rows, 0
         while misses < 8 and room > 8:
-            made = self.document(draw, longest)
+            made = self.document(draw, longest, phase)
             if len(made[0]) > room:
                 misses += 1
                 continue

@@ -59,7 +59,7 @@ def main() -> None:
     right: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for question, ids in zip(questions, found, strict=True):
-        ok = judge(question, tokenizer.decode(ids))
+        ok = bool(judge(question, tokenizer.decode(ids)))
         for key in (question.kind, f"{question.kind}/{question.task}"):
             total[key] += 1
             right[key] += ok

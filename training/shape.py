@@ -39,6 +39,8 @@ class Shape:
     situ_linear_beta: float = 25.0
     eps: float = 1e-5
     context: int = 2048
+    mla_layers: tuple[int, ...] = (3, 7, 11)
+    """As in the released model, one layer in four."""
 
     @property
     def vocab(self) -> int:
@@ -49,8 +51,7 @@ class Shape:
         return self.kda_heads * self.kda_dim
 
     def is_mla(self, layer: int) -> bool:
-        """One-based layers 4, 8 and 12, as the released model has one MLA layer in four."""
-        return (layer + 1) % 4 == 0
+        return layer in self.mla_layers
 
     def is_moe(self, layer: int) -> bool:
         return layer >= 1

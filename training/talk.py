@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from training.facts import SHARE, TASKS, Task
+from training.facts import NAMES, SHARE, TASKS, THINGS, Task
 from training.prose import reading, story
-from training.tools import TOOLS, Tool, say
+from training.tools import CITIES, TOOLS, Tool, say
 
 BRIEF = "Be brief."
 SYSTEMS = (BRIEF, "You are a helpful assistant.", "You answer questions.")
@@ -84,8 +84,10 @@ def ask(talk: Talk, task: Task, fact: dict[str, str], question: str, *, brief: b
     talk.last = fact["a"]
 
 
-def chat(draw: Random) -> Talk:
-    """One to five turns about facts, texts, stories and greetings."""
+def chat(draw: Random, phase: int = 1) -> Talk:
+    """One to five turns about facts, texts, stories and greetings; hardly a story in the second phase."""
+    greeting = 0.96 if phase == 1 else 0.95
+    last = 1.0 if phase == 1 else 0.99
     talk = Talk(effort=draw.choices(EFFORTS, (2, 2, 4, 3))[0])
     brief = False
     if draw.random() < 0.25:
@@ -101,9 +103,12 @@ def chat(draw: Random) -> Talk:
             text, question, answer = reading(draw)
             point = answer if brief else f"{answer[0].upper()}{answer[1:]}."
             turn(talk, f"{text} {question}", point, "a text")
-        elif kind < 0.96:
+        elif kind < greeting or kind >= last:
             question, reply = draw.choice(GREETINGS)
             turn(talk, question, reply, "nothing special")
+        elif phase == 2 and kind < 0.98:
+            words = " ".join(draw.choice((*NAMES, *THINGS, *CITIES)) for _ in range(draw.randrange(1, 5)))
+            turn(talk, f"Repeat: {words}.", f"{words}.", "words")
         else:
             hero, text = story(draw)
             question = draw.choice(("Tell me a story about a {}.", "Please tell a story about a {}.")).format(

@@ -3,7 +3,7 @@
 Knows: the schedule, the loss, balancing of the experts, what is saved.
 Does not know: the forms on disk of a checkpoint (`export`), the tasks.
 
-A run is one seed and one number of steps; stopped at any time it goes on from its last save and ends with
+A run is one seed and one schedule; stopped at any time it goes on from its last save and ends with
 the same weights. `--stop-at` ends it early on the way (for a look), without changing the schedule.
 """
 
@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -25,21 +26,24 @@ from training.optimiser import Optimiser
 from training.shape import SHAPE
 
 SEED = 7
-STEPS = 900
 ROWS, LONGEST = 3072, 640
 """Ids of a step, and of its longest document."""
 MUON_RATE, ADAM_RATE = 0.02, 0.02
-WARM_UP, DECAY = 20, 0.35
-"""Steps of linear warm-up; the share of all steps over which the rate falls to nothing."""
 BALANCE = 0.003
 """How far an expert's bias moves per step, against its load."""
-SAVE_SECONDS = 150
+SECOND_PHASE = 240
+"""The step from which only answers count in plain texts (`corpus`)."""
+RATES = ((0, 0.05), (19, 1.0), (240, 1.0), (241, 0.6), (1200, 0.01))
+"""Step and rate; linear between them. The last step ends the training."""
+SAVE_SECONDS = 100
 
 
-def rate(step: int, steps: int) -> float:
-    """Trapezoid: up, level, down to 2 %."""
-    down = (steps - step) / (steps * DECAY)
-    return min(1.0, (step + 1) / WARM_UP, max(0.02, down))
+def rate(step: int) -> float:
+    """The factor of both rates and of the balancing."""
+    for (before, low), (after, high) in pairwise(RATES):
+        if step <= after:
+            return low + (high - low) * (step - before) / (after - before)
+    return RATES[-1][1]
 
 
 def loss_of(model: Model, weights: dict[str, torch.Tensor], batch: Packed, targets, wanted, loads):
@@ -54,7 +58,7 @@ def loss_of(model: Model, weights: dict[str, torch.Tensor], batch: Packed, targe
 
 def batch_of(corpus: Corpus, seed: int, step: int):
     """A step's documents: the batch, and per row the next id and its weight."""
-    documents = corpus.documents(seed, step, ROWS, LONGEST)
+    documents = corpus.documents(seed, step, ROWS, LONGEST, 1 if step < SECOND_PHASE else 2)
     pad = corpus.tokenizer.special["[PAD]"]
     batch = Packed.of([ids for ids, _ in documents], ROWS, pad)
     targets = torch.zeros(ROWS, dtype=torch.int64)
@@ -81,8 +85,8 @@ def save(path: Path, masters, optimiser: Optimiser, step: int) -> None:
     os.replace(part, path)
 
 
-def train(out: Path, steps: int, stop_at: int, seed: int = SEED) -> None:
-    """Run or go on to `stop_at` of `steps`; the state is `out`/state.pt, the log `out`/log.jsonl."""
+def train(out: Path, stop_at: int, seed: int = SEED) -> None:
+    """Run or go on to the end or `stop_at`; the state is `out`/state.pt, the log `out`/log.jsonl."""
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "tiktoken.model").exists():
         make_vocabulary(out, SHAPE, seed)
@@ -97,8 +101,9 @@ def train(out: Path, steps: int, stop_at: int, seed: int = SEED) -> None:
             masters[name].copy_(value)
         for name, value in saved["state"].items():
             optimiser.state[name].copy_(value)
+    end = min(RATES[-1][0], stop_at)
     last_save = time.monotonic()
-    for step in range(begin, min(steps, stop_at)):
+    for step in range(begin, end):
         started = time.monotonic()
         batch, targets, wanted = batch_of(corpus, seed, step)
         weights = {name: value.requires_grad_() for name, value in as_stored(masters).items()}
@@ -106,7 +111,7 @@ def train(out: Path, steps: int, stop_at: int, seed: int = SEED) -> None:
         loss, logits, picked = loss_of(model, weights, batch, targets, wanted, loads)
         loss.backward()
         grads = {name: value.grad for name, value in weights.items() if value.grad is not None}
-        now = rate(step, steps)
+        now = rate(step)
         optimiser.step(grads, MUON_RATE * now, ADAM_RATE * now)
         balance(masters, loads, BALANCE * now)
         right = (logits.argmax(1) == targets[picked]).float().mean()
@@ -128,18 +133,17 @@ def train(out: Path, steps: int, stop_at: int, seed: int = SEED) -> None:
         if time.monotonic() - last_save > SAVE_SECONDS:
             save(out / "state.pt", masters, optimiser, step + 1)
             last_save = time.monotonic()
-    save(out / "state.pt", masters, optimiser, min(steps, stop_at))
+    save(out / "state.pt", masters, optimiser, end)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train the embedded model.")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--stop-at", type=int, default=1 << 30)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    train(options.out, options.steps, options.stop_at)
+    train(options.out, options.stop_at)
 
 
 if __name__ == "__main__":
