@@ -97,11 +97,10 @@ class FakeHub:
     @contextmanager
     def serve(self):
         """Run on two ports of 127.0.0.1; gives the address for HF_ENDPOINT."""
-        servers = [ThreadingHTTPServer(("127.0.0.1", 0), self._handler(cdn)) for cdn in (False, True)]
+        servers = [_Server(("127.0.0.1", 0), self._handler(cdn)) for cdn in (False, True)]
         self.origin, self.cdn = (f"http://127.0.0.1:{server.server_address[1]}" for server in servers)
         threads = [threading.Thread(target=s.serve_forever, kwargs={"poll_interval": 0.02}) for s in servers]
         for server, thread in zip(servers, threads, strict=True):
-            server.daemon_threads = True
             thread.daemon = True
             thread.start()
         try:
@@ -127,6 +126,13 @@ def lfs_pointer_size() -> int:
 
 def blob_id(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that is killed is no news."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -28,11 +28,16 @@ FORMAT = 1
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-class ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one file must be: bytes, and sha256 in lower-case hex."""
+class ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What one file must be: bytes, and sha256 in lower-case hex.
+
+    `marks`, for shards (base64 in the file): digests on the way, which name the tensor of a wrong byte (see
+    digest).
+    """
 
     size: int
     sha256: str
+    marks: bytes = b""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kimistream.budget import format_size
-from kimistream.checkpoint.digest import Digests, digest_file
+from kimistream.checkpoint.digest import Digests, digest_file, marks_of
 from kimistream.checkpoint.fetch import K3
+from kimistream.checkpoint.header import read_header
 from kimistream.checkpoint.index import INDEX_NAME
 from kimistream.checkpoint.manifest import write_manifest
 from kimistream.checkpoint.progress import Progress
@@ -29,7 +30,7 @@ from kimistream.checkpoint.pull_select import choose, needs_index
 from kimistream.checkpoint.pull_source import Source
 from kimistream.checkpoint.pull_state import PullState
 from kimistream.checkpoint.whole import sync_directory
-from kimistream.errors import DownloadError, Interrupted, OutputError, UsageError
+from kimistream.errors import DownloadError, Interrupted, OutputError, ShardError, UsageError
 
 WORKERS = 8
 MAX_WORKERS = 64
@@ -294,7 +295,7 @@ class Pull:
         if size == file.size:
             digests = self._digests(file, path)
             if file.matches(digests.sha256, digests.blob):
-                self._state.found_right(file, digests.sha256)
+                self._state.found_right(file, digests)
                 return True
         self._state.forget(file)
         if 0 < size < file.size and not path.is_symlink() and not partial.exists():
@@ -312,6 +313,7 @@ class Pull:
         return digest_file(
             path,
             blob=file.sha256 is None,
+            marks=_marks(path) if file.name.endswith(".safetensors") else (),
             stop=self._stop,
             progress=lambda nbytes: self.progress.advance(file.name, nbytes),
         )
@@ -320,7 +322,7 @@ class Pull:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.replace(path)
         sync_directory(path.parent)
-        self._state.found_right(file, digests.sha256)
+        self._state.found_right(file, digests)
         with self._lock:
             self._fetched.append(file.name)
 
@@ -331,3 +333,11 @@ class Pull:
         patience.after(
             Failed(f"wrong bytes: {found} arrived, the hub's list says {file.key}", Kind.REFUSED), file.name
         )
+
+
+def _marks(path: Path) -> list[int]:
+    """Where a shard's digest is looked at on the way; nowhere when it does not begin like a shard."""
+    try:
+        return marks_of(read_header(path))
+    except ShardError:
+        return []

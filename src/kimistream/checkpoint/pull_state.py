@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from kimistream.checkpoint.digest import Digests
 from kimistream.checkpoint.manifest import Manifest, ManifestFile, is_inside
 from kimistream.checkpoint.pull_hub import RemoteFile
 from kimistream.checkpoint.whole import FOLDER, write_whole
@@ -24,12 +25,13 @@ from kimistream.errors import CheckpointError, KimistreamError, OutputError, Usa
 STATE_NAME = "pull.json"
 
 
-class FoundRight(msgspec.Struct, frozen=True):
+class FoundRight(msgspec.Struct, frozen=True, omit_defaults=True):
     """A file whose digest was compared with the hub's."""
 
     size: int
     mtime_ns: int
     sha256: str
+    marks: bytes = b""
 
 
 class Pin(msgspec.Struct):
@@ -137,11 +139,14 @@ class PullState:
             return False
         return found is not None and (found.size, found.mtime_ns) == (status.st_size, status.st_mtime_ns)
 
-    def found_right(self, file: RemoteFile, sha256: str) -> None:
+    def found_right(self, file: RemoteFile, digests: Digests) -> None:
+        """Remember that the file, as it is there now, has these digests."""
         status = (self.directory / file.name).stat()
         with self._lock:
             if self.pin is not None:
-                self.pin.files[file.name] = FoundRight(status.st_size, status.st_mtime_ns, sha256)
+                self.pin.files[file.name] = FoundRight(
+                    status.st_size, status.st_mtime_ns, digests.sha256, digests.marks
+                )
                 self._write()
 
     def forget(self, file: RemoteFile) -> None:
@@ -176,7 +181,7 @@ class PullState:
         if pin is None:
             raise RuntimeError("no pull was started")
         held = {
-            file.name: ManifestFile(file.size, pin.files[file.name].sha256)
+            file.name: ManifestFile(file.size, pin.files[file.name].sha256, pin.files[file.name].marks)
             for file in files
             if is_inside(file.name) and self.is_right(file)
         }

@@ -17,6 +17,7 @@ from kimistream.cli.plan import plan
 from kimistream.cli.pull import pull
 from kimistream.cli.run import run
 from kimistream.cli.synth import synth
+from kimistream.cli.verify import verify
 from kimistream.errors import Interrupted, KimistreamError, UsageError
 
 app = App(
@@ -28,11 +29,13 @@ app.command(run)
 app.command(plan)
 app.command(pull)
 app.command(synth)
+app.command(verify)
 
 EXAMPLES = {
     "run": 'kimistream run CHECKPOINT --prompt "Hello" --memory 8GB --max-tokens 64',
     "plan": "kimistream plan CHECKPOINT --memory 8GB --context 4096",
     "synth": "kimistream synth DIRECTORY --layers 5 --experts 64 --vocab 32768 --mla 4,5",
+    "verify": "kimistream verify CHECKPOINT --deep",
     "pull": "kimistream pull DIRECTORY --only text",
 }
 """A call that works, for each command."""
