@@ -263,17 +263,6 @@ def mla_scratch_floats(rows: int, heads: int, kv_rank: int, rope: int) -> int:
     return runtime.threads() * _floats(group, most, kv_rank, rope)
 
 
-_kept = np.empty(0, np.float32)
-
-
-def _scratch(floats: int) -> Floats:
-    """Memory kept from call to call: only one thread of Python computes."""
-    global _kept
-    if _kept.size < floats:
-        _kept = np.empty(floats, np.float32)
-    return _kept
-
-
 def mla_attend(
     fmt: int,
     kv_b_addr: int,
@@ -295,7 +284,7 @@ def mla_attend(
     alignment), for head0 first: `nope` key rows, then `v_dim` value rows. q: contiguous float32 [T, heads *
     (nope + rope)] (all heads); latents: contiguous float32 [P, kv_rank + rope], P >= pos0 + T, the rows'
     own latents already stored; out: contiguous float32 [T, heads * v_dim]. scratch: float32 of at least
-    `mla_scratch_floats`, or None for memory this module keeps (bounded by 128 pairs of a row and a head
+    `mla_scratch_floats`, or None for that of `runtime.scratch` (bounded by 128 pairs of a row and a head
     for each thread).
     """
     rows, heads = q.shape[0], q.shape[1] // (nope + rope)
@@ -304,9 +293,8 @@ def mla_attend(
         return
     group, most = _shape(rows, count, runtime.threads())
     floats = _floats(group, most, kv_rank, rope)
-    if scratch is None:
-        scratch = _scratch(floats * runtime.threads())
+    room = runtime.scratch(floats * 4) if scratch is None else scratch
     groups = -(-count // group)
     sizes = int(fmt), nope, rope, v_dim, kv_rank, head0, head1, heads, pos0, rows, group, groups, most
     scale = 1.0 / math.sqrt(nope + rope)
-    job(_attend, groups * -(-rows // most), kv_b_addr, q, latents, out, scratch, *sizes, scale, floats)
+    job(_attend, groups * -(-rows // most), kv_b_addr, q, latents, out, room, *sizes, scale, floats)
