@@ -68,6 +68,7 @@ class DeepCheck:
         self._note = note or (lambda _: None)
         self._workers = max(1, workers if workers is not None else min(cores() + 1, MOST_WORKERS))
         self._stop = threading.Event()
+        self._stopped = False
         self._lock = threading.Lock()
         self._queue: deque[tuple[int, str]] = deque()
         self._fatal: BaseException | None = None
@@ -113,6 +114,11 @@ class DeepCheck:
             )
         return Deep(self._outcomes, earlier)
 
+    def stop(self) -> None:
+        """End a `run` in another thread soon; it raises Interrupted, and the next one goes on."""
+        self._stopped = True
+        self._stop.set()
+
     def _with_threads(self, reader: Reader, arena: Arena, workers: int, state: DeepState) -> None:
         threads = []
         for i in range(workers):
@@ -134,6 +140,8 @@ class DeepCheck:
                     thread.join(5.0)
         if self._fatal is not None:
             raise self._fatal
+        if self._queue or self._stopped:
+            raise Interrupted("stopped")
 
     def _work(self, reader: Reader, views: list[memoryview], state: DeepState) -> None:
         try:
