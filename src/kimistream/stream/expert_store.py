@@ -112,6 +112,7 @@ class ExpertStore:
         self._hits: list[tuple[int, int]] = []  # (index, slot) in memory, not yet handed over
         self._outstanding = 0  # reads queued or arrived, not yet handed over
         self._unfinished = False
+        self._changing = False
         self._arena: Arena | None = Arena(slots * self.slot_bytes)
         self._state = np.full(slots, _FREE, dtype=np.int8)
         self._key = np.full(slots, -1, dtype=np.int64)
@@ -139,6 +140,7 @@ class ExpertStore:
         """Ask for `experts` (ascending, distinct) of a layer; reads start now. Take them with `arrivals`."""
         if self._unfinished:
             self.abort()
+        self._begin_change()
         self.policy.use(self._index[layer], experts)
         base = self._index[layer] * self._experts
         self._layer = layer
@@ -154,6 +156,7 @@ class ExpertStore:
                 self._confirm(i, expert, slot)
         self._drop_guesses(layer)
         self._issue()
+        self._changing = False
 
     def arrivals(self) -> Iterator[list[tuple[int, Addresses]]]:
         """Batches of (index in the request, six absolute addresses; 0 = absent) in the order of arrival.
@@ -166,15 +169,17 @@ class ExpertStore:
             held = [slot for _, slot in batch]
             yield [(i, self._addresses[slot]) for i, slot in batch]
         while True:
+            self._begin_change()
             self._state[held] = _READY
-            held = []
             self._issue()
             if not self._outstanding:
                 break
             arrived = self._collect()
             held = [slot for _, slot in arrived]
+            self._changing = False
             yield [(i, self._addresses[slot]) for i, slot in arrived]
         self._unfinished = False
+        self._changing = False
         self.reader.wants(EXPERT_SOURCE, NOTHING)
 
     def hint(self, layer: int, experts: NDArray[np.integer]) -> int:
@@ -182,7 +187,7 @@ class ExpertStore:
 
         The next `request` for the layer confirms those it wants and drops the others.
         """
-        unfinished, self._unfinished = self._unfinished, True  # an interruption in here voids the state
+        self._begin_change()
         self._reap()
         room = self.guesses - len(self._guess_tickets)
         base = self._index[layer] * self._experts
@@ -200,7 +205,7 @@ class ExpertStore:
             self._guess_tickets[slot] = self._submit(slot, layer, expert, SPECULATIVE, KIND_SPECULATIVE, None)
             self.counters.guessed += 1
             started += 1
-        self._unfinished = unfinished
+        self._changing = False
         return started
 
     def abort(self) -> None:
@@ -233,6 +238,12 @@ class ExpertStore:
 
     # ---------------------------------------------------------------- a request
 
+    def _begin_change(self) -> None:
+        """Whatever ends a change before `_changing` is False again has left the state void: start over."""
+        if self._changing:
+            self.abort()
+        self._changing = True
+
     def _start_over(self) -> None:
         self._layer = -1
         self._pending: deque[tuple[int, int]] = deque()  # (index, expert) not yet queued
@@ -241,6 +252,7 @@ class ExpertStore:
         self._victims: list[int] = []  # slots to give up next, the least worth keeping last
         self._arrived: SimpleQueue[Ticket] = SimpleQueue()  # a new one: what was aborted never shows up
         self._unfinished = False
+        self._changing = False
 
     def _hit(self, index: int, slot: int) -> None:
         self._state[slot] = _IN_USE

@@ -73,7 +73,7 @@ class Reader:
         self._requests = 0
         self._in_flight = 0
         self._in_flight_of = [0, 0, 0]  # by source
-        self._quiet = threading.Condition(self._lock)  # signalled when a source has nothing in flight
+        self._quiet: list[threading.Lock | None] = [None, None, None]  # who waits for a source to be quiet
         self._busy = 0.0
         self._depth = 0.0
         self._empty = [0.0, 0.0, 0.0]  # ring full, slots full, starved
@@ -195,6 +195,9 @@ class Reader:
         Needs no list of tickets: it also ends reads whose ticket was lost to a KeyboardInterrupt.
         Returns False when reads are still in flight after `timeout` seconds.
         """
+        # A plain lock, not a Condition: its wait does not survive a KeyboardInterrupt at every point.
+        waiter = threading.Lock()
+        waiter.acquire()
         with self._lock:
             for drive in self._drives.values():
                 for queue in drive.queues:
@@ -208,7 +211,10 @@ class Reader:
                                 ticket.finish()
                     queue.clear()
                     queue.extend(kept)
-            return self._quiet.wait_for(lambda: self._in_flight_of[source] == 0, timeout)
+            if self._in_flight_of[source] == 0:
+                return True
+            self._quiet[source] = waiter
+        return waiter.acquire(timeout=timeout)
 
     def promote(
         self, ticket: Ticket, priority: int, kind: int, arrived: Callable[[Ticket], None], tag: Any
@@ -359,8 +365,10 @@ class Reader:
         self._in_flight_of[source] -= 1
         if speculative:
             drive.speculative_in_flight -= 1
-        if self._in_flight_of[source] == 0:
-            self._quiet.notify_all()
+        waiter = self._quiet[source]
+        if waiter is not None and self._in_flight_of[source] == 0:
+            self._quiet[source] = None
+            waiter.release()
         self._bytes[ticket.kind] += got
         self._requests += 1
         if failure is not None and ticket.error is None:
