@@ -22,7 +22,7 @@ def refused(tmp_path, raw: bytes) -> str:
     with pytest.raises(ShardError) as caught:
         read_header(path)
     assert str(path) in caught.value.what
-    assert "hf download moonshotai/Kimi-K3 model-00001-of-000096.safetensors" in caught.value.remedy
+    assert f"kimistream pull moonshotai/Kimi-K3 {tmp_path} --files {path.name}" in caught.value.remedy
     return caught.value.what
 
 

@@ -276,7 +276,7 @@ def test_a_missing_shard_is_named_with_the_command_that_fetches_it(tiny):
     count = f"{list(listed).count(SECOND):,}"
     assert f"{SECOND} of the 7 shards" in caught.value.what
     assert f"the index puts {count} tensors into it" in caught.value.what
-    assert f"hf download moonshotai/Kimi-K3 {SECOND} --local-dir {tiny}" in caught.value.remedy
+    assert f"kimistream pull moonshotai/Kimi-K3 {tiny} --files {SECOND}" in caught.value.remedy
 
 
 def test_the_image_tower_may_be_absent_but_not_broken(tiny):

@@ -44,7 +44,7 @@ def find_shards(directory: Path, also: Sequence[Path], repo: str) -> tuple[Index
         raise ShardError(
             f"{missing[0]}{many} of the {len(index.hashes)} shards that {index_path} lists is missing from "
             f"{' and '.join(str(place) for place in places)}; the index puts {tensors} tensors into it",
-            fetch(directory / missing[0], repo).replace("again (delete it first)", "with"),
+            fetch(directory / missing[0], repo),
         )
     return index, paths
 
@@ -76,6 +76,6 @@ def _by_file_names(places: Sequence[Path], repo: str) -> list[Path]:
                 if sibling not in found:
                     raise ShardError(
                         f"{sibling} is missing from {places[0]}: {name} is one of {int(total)}",
-                        fetch(places[0] / sibling, repo).replace("again (delete it first)", "with"),
+                        fetch(places[0] / sibling, repo),
                     )
     return [found[name] for name in sorted(found)]
