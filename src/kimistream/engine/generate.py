@@ -87,12 +87,14 @@ def generate(
     chunk: int,
     choose: Choose = greedy,
     stop_ids: frozenset[int] = frozenset(),
+    ended: Callable[[], bool] | None = None,
     progress: Callable[[int, int], Progress | None] | None = None,
     sink: LogitsSink | None = None,
 ) -> Iterator[TokenRecord]:
     """Yield up to `max_tokens` tokens after the prompt, each with what it cost.
 
-    A stop token ends the generation and is yielded with stop=True. With a sink, the logits after every
+    A stop token ends the generation and is yielded with stop=True. `ended` is asked after each token whether
+    it was the last one, for other reasons (a stop string). With a sink, the logits after every
     position go to it, those after the last generated token included, which costs one pass more.
     """
     state.room_for(len(prompt) + max_tokens - (0 if sink else 1))
@@ -112,7 +114,7 @@ def generate(
         token = choose(logits[-1], state.position - 1)
         stop = token in stop_ids
         yield TokenRecord(token, state.position, meter.lap(), stop)
-        last = stop or n + 1 == max_tokens
+        last = stop or n + 1 == max_tokens or (ended is not None and ended())
         if last and sink is None:
             return
         watch = progress(0, 1) if progress else None

@@ -7,16 +7,22 @@ Does not know: what a pass computes (model), or what a person typed (cli).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from kimistream.budget import Available, default_budget, parse_size
 from kimistream.checkpoint.table import Checkpoint
+from kimistream.engine.answer import Finished
+from kimistream.engine.conversation import Conversation, Step
 from kimistream.engine.generate import Choose, Ints, LogitsSink, as_ids, generate, greedy
+from kimistream.engine.options import SamplingOptions
 from kimistream.engine.records import Meter, TokenRecord
+from kimistream.engine.sequence import LiveSequence
 from kimistream.engine.sizes import Request, Sized, Tuning, size_up
-from kimistream.errors import UsageError
+from kimistream.engine.text import try_tokenizer
+from kimistream.errors import TextError, UsageError
 from kimistream.kernels.formats import WeightFormat
 from kimistream.model.embedding import Embedding
 from kimistream.model.forward import Forward, Progress
@@ -27,6 +33,8 @@ from kimistream.stream.expert_store import ExpertStore
 from kimistream.stream.plan import Plan, least_budget, make_plan
 from kimistream.stream.reader import Reader
 from kimistream.stream.tape import Tape
+from kimistream.text.output import Event
+from kimistream.text.tokenizer import Tokenizer
 
 Note = Callable[[str], None]
 
@@ -47,7 +55,8 @@ class Model:
         experts: ExpertStore | None,
         forward: Forward,
         context: int,
-        stop_ids: frozenset[int],
+        snapshots: int,
+        tokenizer: Tokenizer | None,
         closing: ExitStack,
     ) -> None:
         self.checkpoint = checkpoint
@@ -59,7 +68,9 @@ class Model:
         self.experts = experts
         self.forward = forward
         self.context = context
-        self.stop_ids = stop_ids
+        self.snapshots = snapshots
+        self.tokenizer = tokenizer
+        self.stop_ids = frozenset(checkpoint.config.eos_ids)
         self.touch_seconds = 0.0
         self._closing = closing
 
@@ -75,6 +86,8 @@ class Model:
         prompt: int | None = None,
         all_logits: bool = False,
         sequences: int = 1,
+        snapshots: int = 0,
+        text: Tokenizer | bool = True,
         also: Sequence[str | Path] = (),
         tuning: Tuning | None = None,
         note: Note | None = None,
@@ -85,7 +98,9 @@ class Model:
         memory: bytes, or a size as "8GB"; the whole process counts. By default what this machine or
         container has free, minus a reserve. context: positions per sequence, prompt and answer together.
         chunk: rows of a prompt's pass (by default as many as there is room for, up to `prompt` or 256).
-        all_logits: passes may want the logits of every row. sequences: how many states there will be.
+        all_logits: passes may want the logits of every row. sequences: how many states there will be;
+        snapshots: how many earlier positions a sequence can go back to without computing it again (of
+        Kimi K3 each takes 465 MB). text: the tokenizer to use, or whether to load the checkpoint's if it has one.
         note: receives lines worth keeping (direct reads refused); status: what is being done right now.
 
         Raises BudgetError with the least budget, CheckpointError, ConfigError, UsageError.
@@ -94,15 +109,22 @@ class Model:
             checkpoint = Checkpoint.open(checkpoint, also=also)
         budget, source = resolve_budget(memory)
         prepare_kernels(threads, note, status)
-        request = Request(context, chunk, prompt, all_logits, sequences)
+        tokenizer = _tokenizer(checkpoint, text)
+        request = Request(context, chunk, prompt, all_logits, sequences, snapshots)
         sized = size_up(checkpoint, request, budget, tuning or Tuning())
-        return cls._build(
-            checkpoint, sized, sized.tuned(make_plan(sized.needs, budget)), source, context, note
-        )
+        plan = sized.tuned(make_plan(sized.needs, budget))
+        return cls._build(checkpoint, sized, plan, source, request, tokenizer, note)
 
     @classmethod
     def _build(
-        cls, checkpoint: Checkpoint, sized: Sized, plan: Plan, source: str, context: int, note: Note | None
+        cls,
+        checkpoint: Checkpoint,
+        sized: Sized,
+        plan: Plan,
+        source: str,
+        request: Request,
+        tokenizer: Tokenizer | None,
+        note: Note | None,
     ) -> Model:
         with ExitStack() as stack:
             reader = Reader([file.path for file in checkpoint.files], notice=note, **sized.reader_options)
@@ -125,9 +147,19 @@ class Model:
                 experts,
                 Workspace(checkpoint.config, plan.rows),
             )
-            stops = frozenset(checkpoint.config.eos_ids)
-            closing = stack.pop_all()
-            model = cls(checkpoint, plan, source, reader, tape, experts, forward, context, stops, closing)
+            model = cls(
+                checkpoint,
+                plan,
+                source,
+                reader,
+                tape,
+                experts,
+                forward,
+                request.context,
+                request.snapshots,
+                tokenizer,
+                stack.pop_all(),
+            )
             model.touch_seconds = touched
             return model
 
@@ -140,18 +172,34 @@ class Model:
         prompt: int | None = None,
         all_logits: bool = False,
         sequences: int = 1,
+        snapshots: int = 0,
+        text: Tokenizer | bool = True,
         tuning: Tuning | None = None,
     ) -> int:
         """Bytes of the least budget that `open` accepts for these options."""
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = Checkpoint.open(checkpoint)
         prepare_kernels()
-        request = Request(context, chunk, prompt, all_logits, sequences)
+        _held = _tokenizer(checkpoint, text)
+        request = Request(context, chunk, prompt, all_logits, sequences, snapshots)
         return least_budget(size_up(checkpoint, request, 0, tuning or Tuning()).needs)
 
     def new_state(self, context: int | None = None) -> SequenceState:
         """An empty sequence with room for `context` positions (by default the model's)."""
         return SequenceState(self.config, context if context is not None else self.context)
+
+    def new_sequence(self) -> LiveSequence:
+        """An empty sequence that can go back to as many snapshots as are planned."""
+        return LiveSequence(self.new_state(), self.snapshots)
+
+    def need_tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises TextError where there is none."""
+        if self.tokenizer is None:
+            _, reason = try_tokenizer(self.checkpoint.directory, self.config)
+            raise TextError(
+                f"text needs the checkpoint's tokenizer: {reason or 'it was not loaded'}", "Use ids."
+            )
+        return self.tokenizer
 
     def meter(self) -> Meter:
         """Measures what stretches of work cost."""
@@ -166,13 +214,15 @@ class Model:
         choose: Choose = greedy,
         ignore_eos: bool = False,
         stop_ids: frozenset[int] | None = None,
+        ended: Callable[[], bool] | None = None,
         progress: Callable[[int, int], Progress | None] | None = None,
         sink: LogitsSink | None = None,
     ) -> Iterator[TokenRecord]:
         """Continue `prompt` (token ids) with up to `max_tokens` tokens, greedily unless `choose` is given.
 
         state: the sequence to continue; a new one by default. stop_ids: tokens that end the answer, by
-        default the checkpoint's end token; none with ignore_eos. sink: receives the logits float32
+        default the checkpoint's end token; none with ignore_eos. ended: asked after each token whether to go
+        on. sink: receives the logits float32
         `[n, vocab]` after every position, in order.
         """
         if max_tokens < 1:
@@ -190,9 +240,33 @@ class Model:
             chunk=self.plan.rows,
             choose=choose,
             stop_ids=stops,
+            ended=ended,
             progress=progress,
             sink=sink,
         )
+
+    def chat(
+        self,
+        messages: Sequence[Any],
+        *,
+        options: SamplingOptions | None = None,
+        max_tokens: int | None = None,
+        sequence: LiveSequence | None = None,
+        **format: Any,
+    ) -> Iterator[Event | Finished]:
+        """Answer a conversation: `Reasoning`, `Content` and `Called` as they become certain, then `Finished`.
+
+        messages: OpenAI-style. format: tools, think, response_format, tool_choice (see `Conversation`).
+        options: greedy by default. sequence: from `new_sequence`; given again with a longer history, only
+        what is new is computed. Raises TextError for messages that cannot be written, and UsageError.
+        """
+        talk = Conversation(self, messages=messages, sequence=sequence, **format)
+        with closing(talk.answer(options, max_tokens=max_tokens)) as steps:
+            for step in steps:
+                if isinstance(step, Step):
+                    yield from step.events
+                else:
+                    yield step
 
     def close(self) -> None:
         """Stop reading, end the threads, give the memory back."""
@@ -217,6 +291,13 @@ def resolve_budget(memory: int | str | None) -> tuple[int, str]:
     if memory < 1:
         raise UsageError(f"memory is {memory} bytes", "Give a number of bytes, or a size such as '8GB'.")
     return memory, "memory"
+
+
+def _tokenizer(checkpoint: Checkpoint, text: Tokenizer | bool) -> Tokenizer | None:
+    """Loaded before anything is sized up, because it takes memory too."""
+    if isinstance(text, Tokenizer):
+        return text
+    return try_tokenizer(checkpoint.directory, checkpoint.config)[0] if text else None
 
 
 def prepare_kernels(threads: int | None = None, note: Note | None = None, status: Note | None = None) -> None:

@@ -49,37 +49,39 @@ def snapshot_bytes(config: ModelConfig) -> int:
 @dataclass(slots=True)
 class Session:
     """Ids int32 `[n]`, snapshots at ascending positions, latents float32 `[mla layers, m, width]` with m at
-    least the last snapshot's position."""
+    least the last snapshot's position; and a note, bytes that mean something to whoever saves them."""
 
     ids: Ints
     latents: Floats
     snapshots: list[Snapshot] = field(default_factory=list)
+    note: bytes = b""
 
     @classmethod
     def of(
-        cls, state: SequenceState, ids: Sequence[int] | Ints, snapshots: Sequence[Snapshot] = ()
+        cls,
+        state: SequenceState,
+        ids: Sequence[int] | Ints,
+        snapshots: Sequence[Snapshot] = (),
+        note: bytes = b"",
     ) -> Session:
         """What there is to save of a sequence: its state now, and earlier snapshots.
 
-        ids: the tokens that went through the model, `state.position` of them.
+        ids: the tokens that went through the model, `state.position` of them. An empty sequence has no
+        snapshot at all.
         """
         kept = sorted((s for s in snapshots if s.position < state.position), key=lambda s: s.position)
-        now = Snapshot(state.position, state.kda, state.tails)
+        now = [Snapshot(state.position, state.kda, state.tails)] if state.position else []
         tokens = np.asarray(ids, np.int32)[: state.position]
-        return cls(tokens, state.latents[:, : state.position], [*kept, now])
+        return cls(tokens, state.latents[:, : state.position], kept + now, note)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        return self.ids.nbytes + self.latents.nbytes + sum(s.nbytes for s in self.snapshots)
+        return self.ids.nbytes + self.latents.nbytes + sum(s.nbytes for s in self.snapshots) + len(self.note)
 
     def best(self, ids: Sequence[int] | Ints) -> Snapshot | None:
         """The snapshot at the longest exact prefix of `ids` that leaves at least one token to compute."""
-        wanted = np.asarray(ids, np.int32)
-        n = min(len(wanted), len(self.ids))
-        differs = np.flatnonzero(wanted[:n] != self.ids[:n])
-        common = int(differs[0]) if len(differs) else n
-        limit = min(common, len(wanted) - 1)
+        limit = min(common_prefix(self.ids, ids), len(ids) - 1)
         usable = [s for s in self.snapshots if s.position <= limit]
         return max(usable, key=lambda s: s.position) if usable else None
 
@@ -93,6 +95,13 @@ class Session:
         rewind(state, snapshot)
         state.latents[:, : snapshot.position] = self.latents[:, : snapshot.position]
         return snapshot.position
+
+
+def common_prefix(known: Sequence[int] | Ints, wanted: Sequence[int] | Ints) -> int:
+    """How many ids at the beginning are the same."""
+    n = min(len(known), len(wanted))
+    differs = np.flatnonzero(np.asarray(known[:n], np.int64) != np.asarray(wanted[:n], np.int64))
+    return int(differs[0]) if len(differs) else n
 
 
 def rewind(state: SequenceState, snapshot: Snapshot) -> None:

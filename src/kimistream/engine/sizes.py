@@ -11,6 +11,7 @@ from typing import Any
 
 from kimistream.budget import current_rss
 from kimistream.checkpoint.table import Checkpoint
+from kimistream.engine.session import snapshot_bytes
 from kimistream.model.order import Score, tape_score
 from kimistream.model.state import state_bytes
 from kimistream.model.vectors import vectors_bytes
@@ -34,6 +35,8 @@ class Request:
     prompt: int | None = None
     all_logits: bool = False
     sequences: int = 1
+    snapshots: int = 0
+    """Earlier positions of a sequence that stay within reach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,8 @@ def size_up(checkpoint: Checkpoint, request: Request, budget: int, tuning: Tunin
     latents = state_bytes(config, request.context) - per_sequence
     held = runtime_bytes()
     logits_row = 4 * config.vocab_size
-    fixed = held + vectors_bytes(config) + request.sequences * (per_sequence + latents)
+    snapshots = request.snapshots * snapshot_bytes(config)
+    fixed = held + vectors_bytes(config) + request.sequences * (per_sequence + latents) + snapshots
     block_bytes = tuning.block_bytes or block_bytes_for(tape_bytes, budget - fixed)
     blocks = Blocks(score.items, block_bytes, head_start=score.head.index)
     tables = [checkpoint.experts(layer) for layer in config.moe_layers]
@@ -123,6 +127,9 @@ def size_up(checkpoint: Checkpoint, request: Request, budget: int, tuning: Tunin
         experts=sum(len(table.offsets) for table in tables),
         least_rows=request.chunk or max(1, request.sequences),
         want_rows=max(want, request.sequences),
-        fixed=(("workspace", workspace_bytes(config, 1) - row_bytes if not request.all_logits else 0),),
+        fixed=(
+            ("snapshots", snapshots),
+            ("workspace", workspace_bytes(config, 1) - row_bytes if not request.all_logits else 0),
+        ),
     )
     return Sized(score, blocks, needs, tuning)
