@@ -47,14 +47,16 @@ def at_least(option: str, value: int | None, least: int) -> int | None:
     return value
 
 
-def prompt_ids(text: str) -> list[int]:
+def prompt_ids(text: str, option: str = "--ids") -> list[int]:
     """Token ids written as `1,2,3` (commas, spaces or both)."""
     ids = []
     for word in text.replace(",", " ").split():
         try:
             ids.append(int(word))
         except ValueError:
-            raise UsageError(f"--ids: {word!r} is not a token id", "Write ids as 1008,10484,318.") from None
+            raise UsageError(
+                f"{option}: {word!r} is not a token id", "Write ids as 1008,10484,318."
+            ) from None
     return ids
 
 
@@ -66,17 +68,17 @@ def layer_list(option: str, text: str) -> list[int]:
         raise UsageError(f"{option} {text}: is not a list of layers", f"Write {option} 4,5.") from None
 
 
-def read_prompt_file(path: str) -> str:
+def read_prompt_file(path: str, option: str = "--prompt-file") -> str:
     """The text of a file, or of standard input for `-`; UTF-8."""
     try:
         raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
-        raise UsageError(f"--prompt-file {path}: cannot be read ({error.strerror})") from None
+        raise UsageError(f"{option} {path}: cannot be read ({error.strerror})") from None
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"--prompt-file {path}: byte {error.start} is not UTF-8", "Save the file as UTF-8."
+            f"{option} {path}: byte {error.start} is not UTF-8", "Save the file as UTF-8."
         ) from None
 
 

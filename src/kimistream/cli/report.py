@@ -7,17 +7,15 @@ Does not know: how they were measured (engine.records).
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 from kimistream.budget import format_size, peak_rss
+from kimistream.cli.live import Live, clock
 from kimistream.cli.status import StatusLine
+from kimistream.engine.logprobs import TokenLogprobs
 from kimistream.engine.model import Model
 from kimistream.engine.records import Cost, TokenRecord
-from kimistream.model.forward import Progress
 from kimistream.stream.plan import Plan
-from kimistream.text.decoder import StreamingDecoder
-from kimistream.text.tokenizer import Tokenizer
 
 
 class Printer:
@@ -25,17 +23,10 @@ class Printer:
 
     def __init__(self, *, quiet: bool, json: bool) -> None:
         self._quiet, self._json = quiet, json
-        self.status = StatusLine(self._live, quiet=quiet)
-        self._doing = "opening"
-        self._model: Model | None = None
-        self._decoder: StreamingDecoder | None = None
+        self.live = Live()
+        self.status = StatusLine(self.live.text, quiet=quiet)
+        self.progress = self.live.progress
         self._costs: list[Cost] = []
-        self._layer, self._layers = 0, 1
-        self._rows_done, self._rows_all = 0, 1
-        self._pass_started = self._token_started = time.perf_counter()
-        self._bytes_before = 0
-        self._max_tokens = 0
-        self._stopped = False
         self._in_line = False
 
     # ---- while it runs
@@ -47,80 +38,48 @@ class Printer:
 
     def doing(self, text: str) -> None:
         """What the live line says until the next word, or until the work begins."""
-        self._doing = text
+        self.live.doing = text
 
-    def begin(
-        self, model: Model, prompt: int, max_tokens: int, tokenizer: Tokenizer | None, opening: float
-    ) -> None:
-        """The model is open and the prompt is about to be processed."""
-        self._model, self._max_tokens = model, max_tokens
-        self._decoder = StreamingDecoder(tokenizer) if tokenizer is not None else None
-        self._doing = ""
-        if not self._quiet:
-            plan = model.plan
-            self.status.note(
-                f"kimistream: {prompt} prompt tokens, up to {max_tokens} to generate; "
-                f"{format_size(plan.budget)} budget ({model.budget_source}), {_pinned(plan)} of the dense "
-                f"weights kept in memory; ready after {opening:.1f} s"
-            )
-        self._pass_started = self._token_started = time.perf_counter()
-        self._bytes_before = model.reader.counters().total_bytes
+    def begin(self, model: Model, prompt: int, kept: int, max_tokens: int, how: str, opening: float) -> None:
+        """The model is open and the prompt is about to be processed.
 
-    def progress(self, rows_done: int, rows_all: int) -> Progress:
-        """Called before each pass; gives the callback that follows its layers."""
-        self._rows_done, self._rows_all = rows_done, rows_all
-        self._pass_started = time.perf_counter()
-        self._layer = 0
-        return self._at_layer
+        kept: its tokens that a session saved from being computed; how: the choice of tokens in words.
+        """
+        self.live.begin(model, max_tokens)
+        plan = model.plan
+        saved = f" ({kept} of them from the session)" if kept else ""
+        self.note(
+            f"{prompt} prompt tokens{saved}, up to {max_tokens} to generate, {how}; "
+            f"{format_size(plan.budget)} budget ({model.budget_source}), {_pinned(plan)} of the dense "
+            f"weights kept in memory; ready after {opening:.1f} s"
+        )
 
-    def _at_layer(self, layer: int, layers: int) -> None:
-        self._layer, self._layers = layer, layers
-
-    def _live(self) -> str:
-        if self._doing or self._model is None:
-            return self._doing
-        now = time.perf_counter()
-        read = self._model.reader.counters().total_bytes - self._bytes_before
-        elapsed = now - self._token_started
-        rate = read / elapsed if elapsed > 0 else 0.0
-        here = self._layer / (self._layers + 1)
-        spent = now - self._pass_started
-        left = f", {_clock(spent / here - spent)} left" if here > 0.02 else ""
-        what = f"token {len(self._costs) + 1}/{self._max_tokens}"
-        if self._rows_all > 1:
-            what = f"prompt {self._rows_done}/{self._rows_all}"
-        where = "head" if self._layer == self._layers else f"layer {self._layer + 1}/{self._layers}"
-        return f"{what}, {where}, {format_size(read)} read, {format_size(rate)}/s, {_clock(elapsed)}{left}"
-
-    def token(self, record: TokenRecord) -> None:
-        """A token came: print it at once."""
+    def token(self, record: TokenRecord, text: str | None, logprobs: TokenLogprobs | None = None) -> None:
+        """A token came, and with it text (None without a tokenizer): print it at once."""
         self._costs.append(record.cost)
-        self._stopped = record.stop
-        text = self._decoder.feed([record.id]) if self._decoder is not None else f"{record.id} "
+        self.live.token()
         if self._json:
-            self._line(_token_object(record, text if self._decoder is not None else None))
-        elif not record.stop:
-            self.status.write(text)
-            self._in_line = not text.endswith("\n") if text else self._in_line
-        self._token_started = time.perf_counter()
-        if self._model is not None:
-            self._bytes_before = self._model.reader.counters().total_bytes
+            self._line(_token_object(record, text, logprobs))
+            return
+        if text is None:
+            text = "" if record.stop else f"{record.id} "
+        self.status.write(text)
+        self._in_line = not text.endswith("\n") if text else self._in_line
 
     def _line(self, fields: dict[str, Any]) -> None:
         self.status.write(json.dumps(fields, ensure_ascii=False) + "\n")
 
     # ---- at the end
 
-    def end(self, model: Model) -> None:
-        """All tokens are out: what the decoder held back, then the report."""
-        if self._decoder is not None and not self._json:
-            self.status.write(self._decoder.flush())
+    def end(self, model: Model, **more: Any) -> None:
+        """All tokens are out: the report. more: further fields of the summary."""
+        figures = summary(self._costs, model.plan.budget) | more
         if self._json:
-            self._line({"summary": summary(self._costs, model.plan.budget)})
+            self._line({"summary": figures})
         else:
             self.status.write("\n" if self._in_line else "")
         if not self._quiet:
-            for line in report_lines(summary(self._costs, model.plan.budget), stopped=self._stopped):
+            for line in report_lines(figures):
                 self.status.note(line)
 
 
@@ -129,9 +88,9 @@ def _pinned(plan: Plan) -> str:
     return f"{100 * plan.pinned_bytes / whole:.0f} %" if whole else "none"
 
 
-def _token_object(record: TokenRecord, text: str | None) -> dict[str, Any]:
+def _token_object(record: TokenRecord, text: str | None, logprobs: TokenLogprobs | None) -> dict[str, Any]:
     cost = record.cost
-    return {
+    fields: dict[str, Any] = {
         "id": record.id,
         "text": text,
         "position": record.position,
@@ -145,6 +104,11 @@ def _token_object(record: TokenRecord, text: str | None) -> dict[str, Any]:
         "experts_read": cost.experts_read,
         "experts_reused": cost.experts_reused,
     }
+    if logprobs is not None:
+        fields["logprob"] = logprobs.logprob
+        fields["rank"] = logprobs.rank
+        fields["top_logprobs"] = [{"id": i, "logprob": value} for i, value in logprobs.top]
+    return fields
 
 
 def summary(costs: list[Cost], budget: int) -> dict[str, Any]:
@@ -173,13 +137,15 @@ def summary(costs: list[Cost], budget: int) -> dict[str, Any]:
     }
 
 
-def report_lines(figures: dict[str, Any], *, stopped: bool) -> list[str]:
+def report_lines(figures: dict[str, Any]) -> list[str]:
     """The report for a person."""
     f = figures
-    end = ", ended by the model" if stopped else ""
+    end = ""
+    if f.get("finish_reason") == "stop":
+        end = f", ended by {f['stop_string']!r}" if f.get("stop_string") else ", ended by the model"
     return [
         "",
-        f"{f['tokens']} tokens in {_clock(f['seconds'])}{end}; the first after "
+        f"{f['tokens']} tokens in {clock(f['seconds'])}{end}; the first after "
         f"{f['first_token_seconds']:.2f} s, then {f['seconds_per_token']:.2f} s/token",
         f"{format_size(f['bytes_per_token'])} read per token (tape "
         f"{format_size(f['tape_bytes_per_token'])}, experts {format_size(f['expert_bytes_per_token'])}), "
@@ -188,13 +154,3 @@ def report_lines(figures: dict[str, Any], *, stopped: bool) -> list[str]:
         f"{100 * f['disk_wait_share']:.0f} % of the time spent waiting for it",
         f"peak memory {format_size(f['peak_rss_bytes'])} of a budget of {format_size(f['budget_bytes'])}",
     ]
-
-
-def _clock(seconds: float) -> str:
-    """Seconds as a person reads them: 4.2 s, 3:05, 2:03:05."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    hours, rest = divmod(whole, 3600)
-    clock = f"{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
-    return f"{hours}:{clock}" if hours else clock

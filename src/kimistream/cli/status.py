@@ -9,6 +9,7 @@ seconds, so that a log shows life without filling up.
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import threading
@@ -22,6 +23,17 @@ from rich.cells import cell_len
 _TICK = 0.25
 _LOG_EVERY = 10.0
 _CLEAR = "\r\x1b[2K"
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_DIM, _PLAIN = "\x1b[2m", "\x1b[22m"
+
+
+def harmless(text: str) -> str:
+    """Text for a terminal: control characters, which could move the cursor or worse, become pictures."""
+    return _CONTROL.sub(lambda match: _picture(ord(match.group())), text)
+
+
+def _picture(code: int) -> str:
+    return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
 
 
 class StatusLine:
@@ -86,14 +98,30 @@ class StatusLine:
 
     def write(self, text: str) -> None:
         """Print text to stdout at once, with the live line out of the way."""
+        if sys.stdout.isatty():
+            text = harmless(text)
         with self._lock:
             self._erase()
             sys.stdout.write(text)
             sys.stdout.flush()
             if sys.stdout.isatty():
-                _, newline, tail = text.rpartition("\n")
-                start = 0 if newline else self._column
-                self._column = (start + cell_len(tail)) % self._width()
+                self._moved(text)
+
+    def aside(self, text: str) -> None:
+        """Print text to stderr at once, dimmed on a terminal: what is not part of the answer."""
+        if self._live:
+            text = harmless(text)
+        with self._lock:
+            self._erase()
+            self._stream.write(f"{_DIM}{text}{_PLAIN}" if self._live else text)
+            self._stream.flush()
+            if self._live:
+                self._moved(text)
+
+    def _moved(self, text: str) -> None:
+        _, newline, tail = text.rpartition("\n")
+        start = 0 if newline else self._column
+        self._column = (start + cell_len(tail)) % self._width()
 
     def note(self, text: str) -> None:
         """Print one line to stderr, with the live line out of the way."""
