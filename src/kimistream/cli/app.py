@@ -13,10 +13,14 @@ import sys
 from cyclopts import App, CycloptsError
 
 from kimistream import __version__
+from kimistream.cli.chat import chat
+from kimistream.cli.doctor import doctor
 from kimistream.cli.plan import plan
 from kimistream.cli.pull import pull
+from kimistream.cli.render import render
 from kimistream.cli.run import run
 from kimistream.cli.synth import synth
+from kimistream.cli.tokenize import tokenize
 from kimistream.cli.verify import verify
 from kimistream.errors import Interrupted, KimistreamError, UsageError
 
@@ -26,13 +30,21 @@ app = App(
     help="Run Kimi K3 from disk on one ordinary machine, exactly and within a memory budget.",
 )
 app.command(run)
+app.command(chat)
+app.command(doctor)
 app.command(plan)
 app.command(pull)
 app.command(synth)
+app.command(tokenize)
+app.command(render)
 app.command(verify)
 
 EXAMPLES = {
     "run": 'kimistream run CHECKPOINT --prompt "Hello" --memory 8GB --max-tokens 64',
+    "chat": "kimistream chat CHECKPOINT --memory 8GB --think low --session talk.session",
+    "tokenize": 'kimistream tokenize CHECKPOINT --text "Hello"',
+    "render": "kimistream render CHECKPOINT --messages messages.json",
+    "doctor": "kimistream doctor DIRECTORY",
     "plan": "kimistream plan CHECKPOINT --memory 8GB --context 4096",
     "synth": "kimistream synth DIRECTORY --layers 5 --experts 64 --vocab 32768 --mla 4,5",
     "verify": "kimistream verify CHECKPOINT --deep",
@@ -70,10 +82,10 @@ def _command(arguments: list[str]) -> None:
 
 
 def _with_negative_values(arguments: list[str]) -> list[str]:
-    """`--memory -1GB` means a value, to be refused as such, not an unknown option `-1GB`."""
+    """`--memory -1GB` means a value, to be refused as such, not an option `-1GB`; and so does `--file -`."""
     joined: list[str] = []
     for word in arguments:
-        if re.match(r"-\d", word) and joined and re.fullmatch(r"--[a-z-]+", joined[-1]):
+        if re.match(r"-(\d|$)", word) and joined and re.fullmatch(r"--[a-z-]+", joined[-1]):
             joined[-1] += f"={word}"
         else:
             joined.append(word)

@@ -1,0 +1,92 @@
+"""`kimistream chat`: a conversation, typed or piped.
+
+Knows: the options of a chat, and how it begins and ends.
+Does not know: what happens in between (chat_loop).
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from kimistream.cli.options import Whole, at_least, checkpoint_path
+from kimistream.cli.sampling import Sampling, describe
+from kimistream.cli.talk import Room, TalkOptions, open_talk
+
+
+def chat(
+    checkpoint: str,
+    /,
+    *,
+    talk: TalkOptions = TalkOptions(),  # noqa: B008  (frozen)
+    sampling: Sampling = Sampling(),  # noqa: B008  (frozen)
+    session: Path | None = None,
+    max_tokens: Annotated[Whole | None, Parameter(name=["--max-tokens", "-n"])] = None,
+    memory: str | None = None,
+    context: Whole | None = None,
+    threads: Whole | None = None,
+    chunk: Whole | None = None,
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
+) -> None:
+    """Hold a conversation, with thinking and tools, within a memory budget.
+
+    Answers go to stdout; reasoning, progress and figures to stderr. When stdin is not a terminal, each of
+    its lines is a message. /help tells the commands. Where no option says otherwise, tokens are chosen as
+    the checkpoint recommends.
+
+    Parameters
+    ----------
+    checkpoint
+        A directory in Kimi K3's layout, or `demo` for the model embedded in the package.
+    session
+        Go on with the conversation in this file if it exists, and save it there after every turn.
+    max_tokens
+        How many tokens an answer has at most; by default what the context has room for.
+    memory
+        The budget for the whole process, as 8GB or 1500MiB. By default what is free, minus a reserve.
+    context
+        The positions to plan for, all turns together; by default 4096 more than there are.
+    threads
+        Compute threads; by default the physical cores. The answers do not depend on it.
+    chunk
+        Prompt tokens in one pass; by default what the budget has room for. Nor on this.
+    quiet
+        Neither reasoning, progress nor figures.
+    """
+    at_least("--max-tokens", max_tokens, 1)
+    at_least("--context", context, 1)
+    at_least("--threads", threads, 1)
+    at_least("--chunk", chunk, 1)
+    path = checkpoint_path(checkpoint)
+    started = time.perf_counter()
+    room = Room(memory, context, threads, chunk)
+
+    from kimistream.cli.opening import Opening
+
+    with ExitStack() as stack:
+        with Opening(quiet=quiet) as opening:
+            opened = open_talk(
+                path,
+                talk,
+                sampling,
+                room,
+                session=session,
+                more=None,
+                max_tokens=max_tokens,
+                stack=stack,
+                note=opening.note,
+                status=opening.status,
+            )
+            opening.note(
+                f"{describe(opened.sampling)}; thinking {opened.conversation.think}; "
+                f"{opened.model.context} positions; ready after {time.perf_counter() - started:.1f} s; "
+                f"/help for help"
+            )
+        from kimistream.cli.chat_loop import ChatLoop
+        from kimistream.cli.line_input import open_input
+
+        ChatLoop(opened, open_input(), quiet=quiet, max_tokens=max_tokens, save=True).run()

@@ -1,0 +1,88 @@
+"""`kimistream run --chat`: one message in, one answer out.
+
+Knows: what a script needs: content on stdout or one JSON object, everything else on stderr.
+Does not know: how a conversation is set up (talk), or how an answer looks (chat_view).
+"""
+
+from __future__ import annotations
+
+import json as jsonlib
+import time
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from kimistream.budget import format_size
+from kimistream.cli.chat_view import AnswerView, ending
+from kimistream.cli.opening import Opening
+from kimistream.cli.sampling import Sampling, describe
+from kimistream.cli.talk import Room, TalkOptions, open_talk
+
+
+def run_chat(
+    path: Path,
+    text: str,
+    talk: TalkOptions,
+    sampling: Sampling,
+    room: Room,
+    *,
+    session: Path | None,
+    max_tokens: int | None,
+    quiet: bool,
+    json: bool,
+) -> None:
+    """Say `text`, show the answer, and save the session if one is named."""
+    started = time.perf_counter()
+    with ExitStack() as stack:
+        with Opening(quiet=quiet) as opening:
+            opened = open_talk(
+                path,
+                talk,
+                sampling,
+                room,
+                session=session,
+                more=text,
+                max_tokens=max_tokens,
+                stack=stack,
+                note=opening.note,
+                status=opening.status,
+            )
+            opening.note(
+                f"{describe(opened.sampling)}; thinking {opened.conversation.think}; "
+                f"ready after {time.perf_counter() - started:.1f} s"
+            )
+        conversation = opened.conversation
+        conversation.say(text)
+        view = AnswerView(opened.model, quiet=quiet, content=not json)
+        try:
+            with (
+                view,
+                closing(
+                    conversation.answer(opened.sampling, max_tokens=max_tokens, progress=view.progress)
+                ) as steps,
+            ):
+                for step in steps:
+                    view.show(step)
+        finally:
+            if session is not None and conversation.finished is not None:
+                target, nbytes = opened.save()
+                opening.note(f"session {target}: {format_size(nbytes)}")
+        finished = conversation.finished
+        if finished is None:
+            return
+        if json:
+            usage = finished.usage
+            fields = {
+                "message": finished.message,
+                "finish_reason": finished.reason,
+                "stop_string": finished.stop_string,
+                "seed": None if opened.sampling.greedy else finished.seed,
+                "usage": {
+                    "prompt_tokens": usage.prompt_tokens,
+                    "reused_tokens": usage.reused_tokens,
+                    "completion_tokens": usage.completion_tokens,
+                },
+            }
+            print(jsonlib.dumps(fields, ensure_ascii=False))
+        for line in (ending(finished), view.figures()):
+            if line:
+                opening.note(line)
