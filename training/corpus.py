@@ -2,8 +2,9 @@
 
 Knows: the mixture of kinds, plain lines and conversations as ids. Does not know: batches' use, the model.
 
-There are two phases. In the first every token of a plain text counts, so the language is learned; in the
-second only the answers do, and lines that have to be said again teach looking back.
+There are four phases. In the first every token of a plain text counts, so the language is learned; from the
+second on only the answers do, and lines that have to be said again teach looking back. The third has many
+of these and short conversations, the fourth long ones again.
 """
 
 from __future__ import annotations
@@ -24,10 +25,16 @@ Document = tuple[list[int], list[float]]
 """Ids, and for each the weight of predicting it."""
 
 MIXTURE = (("plain", 0.62), ("chat", 0.20), ("tools", 0.16), ("json", 0.02))
-"""Shares of documents."""
+"""Shares of documents in the first phase."""
 
-SECOND_MIXTURE = (("plain", 0.62), ("chat", 0.22), ("tools", 0.14), ("json", 0.02))
-"""The same after the first phase."""
+MIXTURES = {
+    1: MIXTURE,
+    2: (("plain", 0.62), ("chat", 0.22), ("tools", 0.14), ("json", 0.02)),
+    3: (("plain", 0.79), ("chat", 0.13), ("tools", 0.065), ("json", 0.015)),
+    4: (("plain", 0.70), ("chat", 0.17), ("tools", 0.11), ("json", 0.02)),
+}
+LINES = {2: (0.82, 0.90, 0.97, 0.98), 3: (0.60, 0.82, 0.97, 0.98), 4: (0.72, 0.84, 0.97, 0.98)}
+"""Where facts, copies, readings and stories end among the lines of a phase; the rest is code."""
 
 CONTEXT_WEIGHT, END_WEIGHT, STORY_WEIGHT = 0.05, 0.3, 0.2
 """In the second phase: weight of what nobody could predict (the questions of plain lines), of the end of a
@@ -62,21 +69,22 @@ def copy_line(draw: Random) -> tuple[str, str]:
     return f"Repeat: {words}. Answer:", f" {words}."
 
 
-def weighted_line(draw: Random) -> list[tuple[str, float]]:
-    """A line of the second phase in parts, each with its weight."""
+def weighted_line(draw: Random, phase: int) -> list[tuple[str, float]]:
+    """A line of a later phase in parts, each with its weight."""
+    facts, copies, readings, stories = LINES[phase]
     kind = draw.random()
-    if kind < 0.82:
-        task = draw_task(draw)
+    if kind < facts:
+        task = draw_task(draw, phase)
         fact, sentence = draw.choice(task.facts), draw.choice(task.plain)
         cut = len(sentence[: sentence.rindex("{a}")].rstrip())
         return [(sentence[:cut].format(**fact), CONTEXT_WEIGHT), (sentence[cut:].format(**fact), 1.0)]
-    if kind < 0.90:
+    if kind < copies:
         question, answer = copy_line(draw)
         return [(question, CONTEXT_WEIGHT), (answer, 1.0)]
-    if kind < 0.97:
+    if kind < readings:
         text, question, answer = reading(draw)
         return [(f"{text} Question: {question} Answer:", CONTEXT_WEIGHT), (f" {answer}.", 1.0)]
-    if kind < 0.98:
+    if kind < stories:
         return [(story(draw)[1], STORY_WEIGHT)]
     return [(draw.choice(CODE).rstrip(), 1.0)]
 
@@ -84,7 +92,7 @@ def weighted_line(draw: Random) -> list[tuple[str, float]]:
 def draw_talk(draw: Random, kind: str, phase: int = 1) -> Talk:
     if kind == "chat":
         return chat(draw, phase)
-    return {"tools": tool_talk, "json": json_talk}[kind](draw)
+    return tool_talk(draw, phase) if kind == "tools" else json_talk(draw)
 
 
 class Corpus:
@@ -138,11 +146,11 @@ class Corpus:
     def _plain(self, draw: Random, phase: int) -> Document:
         if phase == 1:
             return self.of_text(plain_text(draw))
-        return self.of_lines([weighted_line(draw) for _ in range(draw.choice((1, 1, 1, 2, 5)))])
+        return self.of_lines([weighted_line(draw, phase) for _ in range(draw.choice((1, 1, 1, 2, 5)))])
 
     def document(self, draw: Random, longest: int, phase: int = 1) -> Document:
         """One document of at most `longest` ids."""
-        mixture = MIXTURE if phase == 1 else SECOND_MIXTURE
+        mixture = MIXTURES[phase]
         while True:
             kind = draw.choices([name for name, _ in mixture], [share for _, share in mixture])[0]
             if kind == "plain":

@@ -375,3 +375,14 @@ SHARE = {
     "count": 1.5,
 }
 """How often a task is drawn; 1 where it is not named."""
+
+LATE_SHARE = {
+    "capital": 4.0,
+    "country": 5.0,
+    "plus": 3.0,
+    "minus": 2.0,
+    "times": 1.5,
+    "opposite": 2.0,
+    "continent": 2.0,
+}
+"""The same from the third phase on."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from training.facts import NAMES, SHARE, TASKS, THINGS, Task
+from training.facts import LATE_SHARE, NAMES, SHARE, TASKS, THINGS, Task
 from training.prose import reading, story
 from training.tools import CITIES, TOOLS, Tool, say
 
@@ -63,8 +63,9 @@ def think(effort: str | None, topic: str, point: str) -> str:
     return f"The user asks about {topic}. {point} I will say so." if effort == "max" else ""
 
 
-def draw_task(draw: Random) -> Task:
-    return draw.choices(TASKS, [SHARE.get(task.name, 1.0) for task in TASKS])[0]
+def draw_task(draw: Random, phase: int = 1) -> Task:
+    share = SHARE if phase < 3 else LATE_SHARE
+    return draw.choices(TASKS, [share.get(task.name, 1.0) for task in TASKS])[0]
 
 
 def turn(talk: Talk, question: str, reply: str, topic: str, point: str | None = None) -> None:
@@ -88,16 +89,16 @@ def chat(draw: Random, phase: int = 1) -> Talk:
     """One to five turns about facts, texts, stories and greetings; hardly a story in the second phase."""
     greeting = 0.96 if phase == 1 else 0.95
     last = 1.0 if phase == 1 else 0.99
-    talk = Talk(effort=draw.choices(EFFORTS, (2, 2, 4, 3))[0])
+    talk = Talk(effort=draw.choices(EFFORTS, (3, 2, 2, 6) if phase == 3 else (2, 2, 4, 3))[0])
     brief = False
     if draw.random() < 0.25:
         system = draw.choice(SYSTEMS)
         brief = system == BRIEF
         talk.messages.append({"role": "system", "content": system})
-    for _ in range(draw.choice((1, 1, 2, 3, 4, 5))):
+    for _ in range(draw.choice((1, 1, 1, 2) if phase == 3 else (1, 1, 2, 3, 4, 5))):
         kind = draw.random()
         if kind < 0.78:
-            task = draw_task(draw)
+            task = draw_task(draw, phase)
             ask(talk, task, draw.choice(task.facts), draw.choice(task.ask), brief=brief)
         elif kind < 0.88:
             text, question, answer = reading(draw)
@@ -106,7 +107,7 @@ def chat(draw: Random, phase: int = 1) -> Talk:
         elif kind < greeting or kind >= last:
             question, reply = draw.choice(GREETINGS)
             turn(talk, question, reply, "nothing special")
-        elif phase == 2 and kind < 0.98:
+        elif phase >= 2 and kind < 0.98:
             words = " ".join(draw.choice((*NAMES, *THINGS, *CITIES)) for _ in range(draw.randrange(1, 5)))
             turn(talk, f"Repeat: {words}.", f"{words}.", "words")
         else:
@@ -169,12 +170,13 @@ def offered(draw: Random, tool: Tool) -> list[dict[str, Any]]:
     return [one.declaration() for one in chosen]
 
 
-def tool_talk(draw: Random) -> Talk:
+def tool_talk(draw: Random, phase: int = 1) -> Talk:
     """Tools are offered: mostly one is called, its result answered; sometimes a plain question comes."""
     tool = draw.choice(TOOLS)
-    talk = Talk(effort=draw.choices(EFFORTS, (2, 2, 4, 4))[0], tools=offered(draw, tool))
+    efforts = (2, 1, 1, 8) if phase == 3 else (2, 2, 4, 4)
+    talk = Talk(effort=draw.choices(EFFORTS, efforts)[0], tools=offered(draw, tool))
     names = [one["function"]["name"] for one in talk.tools]
-    for _ in range(draw.choice((1, 1, 1, 2))):
+    for _ in range(1 if phase == 3 else draw.choice((1, 1, 1, 2))):
         if draw.random() < 0.15:
             task = draw_task(draw)
             ask(talk, task, draw.choice(task.facts), draw.choice(task.ask))

@@ -31,11 +31,15 @@ ROWS, LONGEST = 3072, 640
 MUON_RATE, ADAM_RATE = 0.02, 0.02
 BALANCE = 0.003
 """How far an expert's bias moves per step, against its load."""
-SECOND_PHASE = 240
-"""The step from which only answers count in plain texts (`corpus`)."""
-RATES = ((0, 0.05), (19, 1.0), (240, 1.0), (241, 0.6), (1200, 0.01))
+PHASES = (0, 240, 493, 1000)
+"""The step at which each phase of the corpus begins."""
+RATES = ((0, 0.05), (19, 1.0), (240, 1.0), (241, 0.6), (493, 0.444964), (1000, 0.45), (1400, 0.01))
 """Step and rate; linear between them. The last step ends the training."""
 SAVE_SECONDS = 100
+
+
+def phase(step: int) -> int:
+    return sum(step >= begin for begin in PHASES)
 
 
 def rate(step: int) -> float:
@@ -58,7 +62,7 @@ def loss_of(model: Model, weights: dict[str, torch.Tensor], batch: Packed, targe
 
 def batch_of(corpus: Corpus, seed: int, step: int):
     """A step's documents: the batch, and per row the next id and its weight."""
-    documents = corpus.documents(seed, step, ROWS, LONGEST, 1 if step < SECOND_PHASE else 2)
+    documents = corpus.documents(seed, step, ROWS, LONGEST, phase(step))
     pad = corpus.tokenizer.special["[PAD]"]
     batch = Packed.of([ids for ids, _ in documents], ROWS, pad)
     targets = torch.zeros(ROWS, dtype=torch.int64)
