@@ -25,16 +25,20 @@ BytesAt = Callable[[int, int], bytes]
 
 @pytest.fixture
 def interrupts() -> Iterator[Callable[[float], None]]:
-    """Sends a KeyboardInterrupt to this thread after some seconds (0: not any more)."""
+    """Sends a KeyboardInterrupt to this thread after some seconds (0: not any more).
+
+    And again a little later: one that falls into a destructor is lost, as Python's are.
+    """
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)  # threads change places as often as they can
-    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
+    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds, 0.05)
     signal.setitimer(signal.ITIMER_REAL, 0)
     sys.setswitchinterval(interval)
     signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.usefixtures("nothing_leaks")
 @pytest.mark.parametrize("pinned", [[1, 4, 9], range(10)])
 def test_interrupted_anywhere_the_next_pass_is_right(
@@ -69,4 +73,5 @@ def test_interrupted_anywhere_the_next_pass_is_right(
                     interrupts(0)
             except KeyboardInterrupt:
                 pass
+        interrupts(0)
         one_pass(True, False)

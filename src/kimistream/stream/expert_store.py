@@ -111,6 +111,7 @@ class ExpertStore:
         self.policy = FadingMarks(len(self._index), self._experts)
         self._hits: list[tuple[int, int]] = []  # (index, slot) in memory, not yet handed over
         self._outstanding = 0  # reads queued or arrived, not yet handed over
+        self._victims: list[int] = []  # slots to give up next, the least worth keeping last
         self._unfinished = False
         self._changing = False
         self._arena: Arena | None = Arena(slots * self.slot_bytes)
@@ -249,7 +250,7 @@ class ExpertStore:
         self._pending: deque[tuple[int, int]] = deque()  # (index, expert) not yet queued
         self._hits = []
         self._outstanding = 0
-        self._victims: list[int] = []  # slots to give up next, the least worth keeping last
+        self._victims = []
         self._arrived: SimpleQueue[Ticket] = SimpleQueue()  # a new one: what was aborted never shows up
         self._unfinished = False
         self._changing = False

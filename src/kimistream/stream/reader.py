@@ -91,11 +91,10 @@ class Reader:
                 )
                 self._files.append(file)
                 if file.device not in self._drives:
-                    self._drives[file.device] = Drive(self._lock)
+                    self._drives[file.device] = Drive(speculative_limit=max(1, self.threads // 2))
         except BaseException:
             self._close_files()
             raise
-        self._speculative_limit = max(1, self.threads // 2)
         for number, drive in enumerate(self._drives.values()):
             for i in range(self.threads):
                 thread = threading.Thread(
@@ -162,32 +161,17 @@ class Reader:
                 drive = job.drive
                 drive.queues[priority].append(job)
                 if drive.idle:
-                    drive.ready.notify(min(drive.idle, job.pieces_left()))
+                    drive.wake(job.pieces_left())
         return ticket
 
-    def cancel(self, tickets: Iterable[Ticket]) -> None:
+    def cancel(self, tickets: Sequence[Ticket]) -> None:
         """Drop what has not been started. A ticket is done when its reads in flight have ended."""
-        chosen = {id(ticket): ticket for ticket in tickets if not ticket.done}
-        if not chosen:
-            return
+        chosen = {id(ticket) for ticket in tickets}
         with self._lock:
+            for ticket in tickets:
+                ticket.cancelled = ticket.cancelled or not ticket.done
             for drive in self._drives.values():
-                for queue in drive.queues:
-                    if not any(id(job.ticket) in chosen for job in queue):
-                        continue
-                    kept = []
-                    for job in queue:
-                        if id(job.ticket) in chosen:
-                            job.ticket.remaining -= job.pieces_left()
-                        else:
-                            kept.append(job)
-                    queue.clear()
-                    queue.extend(kept)
-            for ticket in chosen.values():
-                if not ticket.done:
-                    ticket.cancelled = True
-                    if ticket.remaining == 0:
-                        ticket.finish()
+                drive.drop(lambda ticket: id(ticket) in chosen)
 
     def drain(self, source: int, timeout: float = 5.0) -> bool:
         """Drop all a source has queued and wait for its reads in flight: then its memory is its own.
@@ -200,17 +184,7 @@ class Reader:
         waiter.acquire()
         with self._lock:
             for drive in self._drives.values():
-                for queue in drive.queues:
-                    kept = [job for job in queue if SOURCE_OF_KIND[job.ticket.kind] != source]
-                    for job in queue:
-                        if SOURCE_OF_KIND[job.ticket.kind] == source:
-                            ticket = job.ticket
-                            ticket.cancelled = True
-                            ticket.remaining -= job.pieces_left()
-                            if ticket.remaining == 0:
-                                ticket.finish()
-                    queue.clear()
-                    queue.extend(kept)
+                drive.drop(lambda ticket: SOURCE_OF_KIND[ticket.kind] == source)
             if self._in_flight_of[source] == 0:
                 return True
             self._quiet[source] = waiter
@@ -233,8 +207,7 @@ class Reader:
                 for job in moved:
                     queue.remove(job)
                 drive.queues[priority].extend(moved)
-                if moved and drive.idle:
-                    drive.ready.notify(drive.idle)
+                drive.wake(len(moved))
             ticket.kind = kind
             return False
 
@@ -268,10 +241,12 @@ class Reader:
         with self._lock:
             first = not self._closed
             self._closed = True
-            if first:
-                self._fail_queued()
             for drive in self._drives.values():
-                drive.ready.notify_all()
+                if first:
+                    for job in (job for queue in drive.queues for job in queue):
+                        job.ticket.error = job.ticket.error or _closed_error()
+                    drive.drop(lambda ticket: True)
+                drive.wake(len(drive.idle))
         deadline = time.monotonic() + timeout
         alive = False
         for drive in self._drives.values():
@@ -302,58 +277,48 @@ class Reader:
     # ---------------------------------------------------------------- threads
 
     def _work(self, drive: Drive) -> None:
-        lock = self._lock
+        own = threading.Lock()
+        own.acquire()
         while True:
-            with lock:
-                while True:
-                    if self._closed:
-                        return
-                    job = self._next(drive)
-                    if job is not None:
-                        break
-                    drive.idle += 1
-                    drive.ready.wait()
-                    drive.idle -= 1
-                begin = job.cursor
-                end = min(begin + job.piece, len(job.dest))
-                speculative = job.ticket.kind == KIND_SPECULATIVE
-                self._start(drive, job, end, speculative)
-            while True:
+            with self._lock:
+                if self._closed:
+                    return
+                piece = self._take(drive)
+                if piece is None:
+                    drive.idle.append(own)
+            if piece is None:
+                own.acquire()  # until woken
+                with self._lock:
+                    drive.idle.remove(own)
+                continue
+            while piece is not None:
+                job, begin, end, speculative = piece
                 got, failure = _read_piece(job, begin, end)
-                with lock:
+                with self._lock:
                     self._complete(drive, job, got, failure, speculative)
-                    following = None if self._closed else self._next(drive)
-                    if following is None:
-                        break
-                    job = following
-                    begin = job.cursor
-                    end = min(begin + job.piece, len(job.dest))
-                    speculative = job.ticket.kind == KIND_SPECULATIVE
-                    self._start(drive, job, end, speculative)
-            job = following = None  # keep no view of anybody's memory while idle
+                    piece = None if self._closed else self._take(drive)
+            del job  # keep no view of anybody's memory while idle
 
-    def _next(self, drive: Drive) -> Extent | None:
-        experts, tape, speculative = drive.queues
-        if experts:
-            return experts[0]
-        if tape:
-            return tape[0]
-        if speculative and drive.speculative_in_flight < self._speculative_limit:
-            return speculative[0]
-        return None
-
-    def _start(self, drive: Drive, job: Extent, end: int, speculative: bool) -> None:
-        job.cursor = end
-        if end >= len(job.dest):
+    def _take(self, drive: Drive) -> tuple[Extent, int, int, bool] | None:
+        """Cut the next piece off the queues: (extent, its first and end byte, is a guess). Lock held."""
+        job = drive.next()
+        if job is None:
+            return None
+        begin = job.cursor
+        job.cursor = end = min(begin + job.piece, len(job.dest))
+        if end == len(job.dest):
             for queue in drive.queues:
                 if queue and queue[0] is job:
                     queue.popleft()
                     break
+        speculative = job.ticket.kind == KIND_SPECULATIVE
         self._advance()
         self._in_flight += 1
         self._in_flight_of[SOURCE_OF_KIND[job.ticket.kind]] += 1
-        if speculative:
-            drive.speculative_in_flight += 1
+        drive.speculative_in_flight += speculative
+        if drive.idle and drive.next() is not None:
+            drive.wake(1)
+        return job, begin, end, speculative
 
     def _complete(
         self, drive: Drive, job: Extent, got: int, failure: ReadError | None, speculative: bool
@@ -363,8 +328,7 @@ class Reader:
         source = SOURCE_OF_KIND[ticket.kind]
         self._in_flight -= 1
         self._in_flight_of[source] -= 1
-        if speculative:
-            drive.speculative_in_flight -= 1
+        drive.speculative_in_flight -= speculative
         waiter = self._quiet[source]
         if waiter is not None and self._in_flight_of[source] == 0:
             self._quiet[source] = None
@@ -392,18 +356,6 @@ class Reader:
                 self._empty[1] += passed
             elif tape == HUNGRY or experts == HUNGRY:
                 self._empty[2] += passed
-
-    def _fail_queued(self) -> None:
-        for drive in self._drives.values():
-            for queue in drive.queues:
-                for job in queue:
-                    ticket = job.ticket
-                    ticket.remaining -= job.pieces_left()
-                    if ticket.error is None:
-                        ticket.error = _closed_error()
-                    if ticket.remaining == 0:
-                        ticket.finish()
-                queue.clear()
 
 
 def _read_piece(job: Extent, begin: int, end: int) -> tuple[int, ReadError | None]:

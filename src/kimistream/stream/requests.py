@@ -97,11 +97,52 @@ class Extent:
 
 
 class Drive:
-    __slots__ = ("idle", "queues", "ready", "speculative_in_flight", "threads")
+    """The queues of one drive and the threads that wait for them. Everything under the reader's lock.
 
-    def __init__(self, lock: threading.Lock) -> None:
-        self.ready = threading.Condition(lock)
-        self.queues: tuple[deque[Extent], ...] = (deque(), deque(), deque())
+    A waiting thread sleeps on a lock of its own, listed in `idle` until it runs again. Waking only releases
+    such a lock, so that a KeyboardInterrupt at any point of it loses nothing (a Condition can lose a wake-up
+    that way); and a thread that takes a piece while more are queued wakes the next.
+    """
+
+    __slots__ = ("idle", "queues", "speculative_in_flight", "speculative_limit", "threads")
+
+    def __init__(self, speculative_limit: int) -> None:
+        self.queues: list[deque[Extent]] = [deque(), deque(), deque()]
         self.threads: list[threading.Thread] = []
-        self.idle = 0
+        self.idle: list[threading.Lock] = []
         self.speculative_in_flight = 0
+        self.speculative_limit = speculative_limit
+
+    def next(self) -> Extent | None:
+        """What to read next: the first of the highest priority."""
+        experts, tape, speculative = self.queues
+        if experts:
+            return experts[0]
+        if tape:
+            return tape[0]
+        if speculative and self.speculative_in_flight < self.speculative_limit:
+            return speculative[0]
+        return None
+
+    def wake(self, count: int) -> None:
+        """Let up to `count` waiting threads look at the queues."""
+        for own in self.idle:
+            if count <= 0:
+                break
+            if own.locked():
+                own.release()
+                count -= 1
+
+    def drop(self, chosen: Callable[[Ticket], bool]) -> None:
+        """Take the queued reads of the chosen tickets away; a ticket with nothing in flight either is done."""
+        for level, queue in enumerate(self.queues):
+            kept = deque(job for job in queue if not chosen(job.ticket))
+            if len(kept) == len(queue):
+                continue
+            self.queues[level] = kept  # in one step: an interruption must not lose the reads of others
+            for job in queue:
+                if chosen(job.ticket):
+                    job.ticket.cancelled = True
+                    job.ticket.remaining -= job.pieces_left()
+                    if job.ticket.remaining == 0:
+                        job.ticket.finish()
