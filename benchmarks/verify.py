@@ -4,9 +4,10 @@
 
 Each round measures all three in turn, so that a busy machine slows them alike: direct reads by the engine's
 reader (its request size and depth, nothing computed), sha256 on all cores at once (on an idle machine: one
-core's rate times the cores), and the deep check itself (hash, marks, scan of every number). Prints a line a round and the median share of the
-lower bound. The checkpoint should be larger than a few seconds of reading, in at least as many files as
-there are cores. The page cache is not involved: reads are direct, and the run says so when they are not.
+core's rate times the cores), and the deep check itself (hash, marks, scan of every number). Prints a line a
+round and the median share of the lower bound. The checkpoint should be larger than a few seconds of reading,
+in at least as many files as there are cores. The page cache is not involved: reads are direct, and the run
+says so when they are not.
 """
 
 from __future__ import annotations

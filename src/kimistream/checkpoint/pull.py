@@ -293,7 +293,7 @@ class Pull:
         """What is already there under the file's name: right, the beginning of it, or wrong."""
         size = path.stat().st_size if path.exists() else -1
         if size == file.size:
-            digests = self._digests(file, path)
+            digests = self._digests(file, path, counted=True)
             if file.matches(digests.sha256, digests.blob):
                 self._state.found_right(file, digests)
                 return True
@@ -308,8 +308,9 @@ class Pull:
             path.unlink()
         return False
 
-    def _digests(self, file: RemoteFile, path: Path) -> Digests:
-        self.progress.begin(file.name, file.size, 0, "checking", counted=False)
+    def _digests(self, file: RemoteFile, path: Path, *, counted: bool = False) -> Digests:
+        """counted: these bytes were not fetched now, so that reading them is the progress there is."""
+        self.progress.begin(file.name, file.size, 0, "checking", counted=counted)
         return digest_file(
             path,
             blob=file.sha256 is None,

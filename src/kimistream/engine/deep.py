@@ -166,7 +166,7 @@ class DeepCheck:
         """One file from its first byte to its last: hash, marks, and the look at its numbers."""
         status = self._inspected.paths[name].stat()
         size = status.st_size
-        header = self._inspected.headers.get(name)
+        header = self._inspected.header(name)
         scan = ShardScan(header) if header is not None else None
         hashed = MarkedSha256(marks_of(header) if header is not None else ())
         self.progress.begin(name, size, 0, "reading")
@@ -237,7 +237,7 @@ def judge(inspected: Inspected, deep: Deep) -> list[Finding]:
 def _wrong_bytes(inspected: Inspected, name: str, outcome: ReadFile, entry: ManifestFile) -> Finding:
     what = f"its bytes are not those of {MANIFEST_NAME}: sha256 is {outcome.sha256}, expected {entry.sha256}"
     tensor = None
-    header = inspected.headers.get(name)
+    header = inspected.header(name)
     if header is not None and entry.marks and len(entry.marks) == len(outcome.marks):
         for k in range(0, len(entry.marks), MARK_BYTES):
             if entry.marks[k : k + MARK_BYTES] != outcome.marks[k : k + MARK_BYTES]:
