@@ -37,6 +37,8 @@ class Inspected:
     """The files whose headers hold."""
     findings: list[Finding] = field(default_factory=list)
     tensors: int = 0
+    refused: KimistreamError | None = None
+    """Why it does not open."""
 
     @property
     def nbytes(self) -> int:
@@ -73,19 +75,32 @@ def inspect(directory: str | Path, also: Iterable[str | Path] = ()) -> Inspected
     found = Inspected(directory, manifest, origin_of(directory, manifest))
     repo = K3 if config.nested else KIMI_LINEAR
     _find_files(found, [directory, *others], repo)
-    for name, path in found.paths.items():
-        if name.endswith(".safetensors"):
-            _look_at_shard(found, name, path, repo)
-    if not found.findings:
-        try:
-            Checkpoint.open(directory, others)
-        except ReadError:
-            raise
-        except KimistreamError as error:
-            found.findings.append(Finding(directory.name or str(directory), error.what, error.remedy))
+    if found.findings or not _opens(found, others):
+        for name, path in found.paths.items():
+            if name.endswith(".safetensors"):
+                _look_at_shard(found, name, path, repo)
+    if not found.findings and found.refused is not None:
+        error = found.refused  # not a file of its own: they do not fit each other
+        found.findings.append(Finding(directory.name or str(directory), error.what, error.remedy))
     _compare_sizes(found)
     _look_for_holes(found)
     return found
+
+
+def _opens(found: Inspected, others: list[Path]) -> bool:
+    """Whether all of it opens; then every header holds. Otherwise `refused` says why not."""
+    try:
+        opened = Checkpoint.open(found.directory, others)
+    except ReadError:
+        raise
+    except KimistreamError as error:
+        found.refused = error
+        return False
+    found.shards = {file.path.name for file in opened.files}
+    config = opened.config
+    parts = [sum(size > 0 for size in opened.experts(layer).sizes) for layer in config.moe_layers]
+    found.tensors = len(opened.names()) + config.moe.num_experts * sum(parts)
+    return True
 
 
 def _find_files(found: Inspected, places: list[Path], repo: str) -> None:
