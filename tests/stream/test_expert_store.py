@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kimistream.errors import ReadError
-from kimistream.stream.expert_store import Addresses, ExpertStore, slot_bytes
+from kimistream.stream.expert_runs import slot_bytes
+from kimistream.stream.expert_store import Addresses, ExpertStore
 from kimistream.stream.reader import Reader
 from kimistream.stream.requests import KIND_TAPE, TAPE
 
@@ -250,6 +251,27 @@ def test_a_guess_that_arrived_before_the_router_is_a_hit(
             time.sleep(0.001)
         assert ask(store, sample, bytes_at, 5, [1, 2, 3])[0] == [1, 2]
         assert store.counters.read == 1
+
+
+def test_guesses_that_do_not_come_true_are_given_up_but_looked_at_again(
+    sample: Sample, bytes_at: BytesAt, reader: Reader
+) -> None:
+    rng = np.random.default_rng(3)
+    with ExpertStore(reader, FULL, 10, guesses=4) as store:
+
+        def started(right: bool) -> int:
+            ids = np.sort(rng.choice(EXPERTS, 4, replace=False))
+            others = np.setdiff1d(np.arange(EXPERTS), ids)[:4]
+            count = store.hint(1, (ids if right else others).astype(np.int32))
+            ask(store, sample, bytes_at, 1, ids.tolist())
+            return count
+
+        for _ in range(60):
+            started(right=False)
+        assert sum(started(right=False) for _ in range(16)) <= 2
+        for _ in range(200):
+            started(right=True)
+        assert sum(started(right=True) for _ in range(16)) >= 10
 
 
 def test_guesses_are_off_without_room_for_them(sample: Sample, reader: Reader) -> None:

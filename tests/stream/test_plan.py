@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -93,14 +95,12 @@ def test_memory_goes_to_rows_then_slots_then_ring_then_pinned_blocks_then_the_ca
 
 
 def test_guesses_only_take_cache_slots() -> None:
-    need = example()
-    from dataclasses import replace
-
-    need = replace(need, guesses=16)
+    need = replace(example(), guesses=16)
     assert make_plan(need, 1000 * MB).guesses == 0
     rich = make_plan(need, 3000 * MB)
     assert 0 < rich.guesses <= 16
     assert rich.guesses <= rich.cache_slots // 2
+    assert make_plan(need, 40_000 * MB).guesses == 0  # every expert is in memory
 
 
 @given(st.integers(1, 300), st.data())

@@ -17,7 +17,7 @@ from kimistream.model.state import state_bytes
 from kimistream.model.vectors import vectors_bytes
 from kimistream.model.workspace import workspace_bytes
 from kimistream.stream.blocks import Blocks
-from kimistream.stream.expert_store import slot_bytes
+from kimistream.stream.expert_runs import slot_bytes
 from kimistream.stream.plan import Needs, Plan, block_bytes_for
 
 DEFAULT_ROWS = 256

@@ -35,3 +35,6 @@ LEAST_SLOTS = 2
 
 EXPERT_SLOTS = 6
 """Expert slots that keep a disk busy: more only help as a cache, which is worth less than pinned blocks."""
+
+GUESSES = 8
+"""Experts read at once ahead of the router: what a disk brings while a layer's attention is computed."""

@@ -19,15 +19,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kimistream.stream.arena import Arena
 from kimistream.stream.cache_policy import FadingMarks
-from kimistream.stream.defaults import ALIGNMENT
-from kimistream.stream.reader import Reader, span
+from kimistream.stream.expert_runs import ExpertRuns, lay_out, slot_bytes
+from kimistream.stream.reader import Reader
 from kimistream.stream.requests import (
     EXPERT,
     EXPERT_SOURCE,
@@ -41,41 +40,12 @@ from kimistream.stream.requests import (
 
 Addresses = tuple[int, int, int, int, int, int]
 
+LEAST_TRUST = 0.2
+"""Below this share of right guesses reading ahead costs more than it brings (docs/LEARNED.md, "Stream")."""
+_TRUST_STEP = 0.05
+_LOOK_EVERY = 8
+
 _FREE, _READING, _READY, _IN_USE, _GUESS, _DRAINING = range(6)
-
-
-class ExpertRuns(Protocol):
-    """Where the experts of one layer lie (`checkpoint.experts.ExpertTable` is one)."""
-
-    @property
-    def offsets(self) -> NDArray[np.int64]:
-        """i64[experts, 6]: file offsets of w1, w1 scale, w2, w2 scale, w3, w3 scale."""
-
-    @property
-    def files(self) -> NDArray[np.int16]:
-        """i16[experts, 6]: their file numbers."""
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int, int, int]:
-        """Their bytes; 0 means absent (its address is given as 0)."""
-
-    @property
-    def contiguous(self) -> NDArray[np.bool_]:
-        """bool[experts]: the six lie back to back in one file in this order: one read does."""
-
-
-def slot_bytes(runs: ExpertRuns, alignment: int = ALIGNMENT) -> int:
-    """Bytes of a slot that can hold any expert of this layer, with the room direct reads need."""
-    if not len(runs.offsets):
-        return 0
-    sizes = np.array(runs.sizes, dtype=np.int64)
-
-    def spans(offset: NDArray[np.int64], nbytes: NDArray[np.int64] | int) -> NDArray[np.int64]:
-        return -(-(offset + nbytes) // alignment) * alignment - offset // alignment * alignment
-
-    whole = spans(runs.offsets[:, 0], int(sizes.sum()))
-    apart = np.where(sizes > 0, spans(runs.offsets, sizes), 0).sum(axis=1)
-    return int(np.where(runs.contiguous, whole, apart).max())
 
 
 @dataclass(slots=True)
@@ -114,6 +84,8 @@ class ExpertStore:
         self._victims: list[int] = []  # slots to give up next, the least worth keeping last
         self._unfinished = False
         self._changing = False
+        self._trust = 0.5  # the share of guesses that come true
+        self._hints = 0
         self._arena: Arena | None = Arena(slots * self.slot_bytes)
         self._state = np.full(slots, _FREE, dtype=np.int8)
         self._key = np.full(slots, -1, dtype=np.int64)
@@ -147,6 +119,7 @@ class ExpertStore:
         self._layer = layer
         self._victims = []
         self._unfinished = True
+        guessed, right = len(self._guessed(layer)), self.counters.guessed_right
         for i, expert in enumerate(experts.tolist()):
             slot = self._slot_of.get(base + expert)
             if slot is None:
@@ -157,6 +130,8 @@ class ExpertStore:
                 self._confirm(i, expert, slot)
         self._drop_guesses(layer)
         self._issue()
+        if guessed:
+            self._trust += _TRUST_STEP * ((self.counters.guessed_right - right) / guessed - self._trust)
         self._changing = False
 
     def arrivals(self) -> Iterator[list[tuple[int, Addresses]]]:
@@ -186,11 +161,16 @@ class ExpertStore:
     def hint(self, layer: int, experts: NDArray[np.integer]) -> int:
         """Read these experts on a guess, when nothing certain is queued. Returns how many were started.
 
-        The next `request` for the layer confirms those it wants and drops the others.
+        The next `request` for the layer confirms those it wants and drops the others. When too few guesses
+        come true (less than `LEAST_TRUST` of them lately), hints are ignored but for a sample.
         """
         self._begin_change()
         self._reap()
-        room = self.guesses - len(self._guess_tickets)
+        self._hints += 1
+        most = self.guesses
+        if self._trust < LEAST_TRUST:  # guessing does not pay here: only look now and then whether it would
+            most = min(most, 1 if self._hints % _LOOK_EVERY == 0 else 0)
+        room = most - len(self._guess_tickets)
         base = self._index[layer] * self._experts
         started = 0
         for expert in experts.tolist():
@@ -269,11 +249,15 @@ class ExpertStore:
             return
         del self._guess_tickets[slot]
         self.counters.guessed_right += 1
-        if self.reader.promote(ticket, EXPERT, KIND_EXPERT, self._arrived.put, (index, slot)):
-            self._hit(index, slot)
-        else:
+        if not self.reader.promote(ticket, EXPERT, KIND_EXPERT, self._arrived.put, (index, slot)):
             self._state[slot] = _READING
             self._outstanding += 1
+        elif ticket.error is None:
+            self._state[slot] = _IN_USE
+            self._hits.append((index, slot))
+        else:
+            self._forget(slot)
+            self._pending.append((index, expert))
 
     def _issue(self) -> None:
         """Start reads while there are experts to read and slots to read into."""
@@ -358,8 +342,7 @@ class ExpertStore:
 
     def _drop_guesses(self, layer: int) -> None:
         """Guesses for a layer whose router has spoken: those that arrived stay, the others are cancelled."""
-        low = self._index[layer] * self._experts
-        wrong = [slot for slot in self._guess_tickets if low <= self._key[slot] < low + self._experts]
+        wrong = self._guessed(layer)
         self.reader.cancel([self._guess_tickets[slot] for slot in wrong])
         for slot in wrong:
             ticket = self._guess_tickets[slot]
@@ -368,6 +351,11 @@ class ExpertStore:
                 self._state[slot] = _READY
             else:
                 self._forget(slot)
+
+    def _guessed(self, layer: int) -> list[int]:
+        """Slots that hold or receive guesses for a layer."""
+        low = self._index[layer] * self._experts
+        return [slot for slot in self._guess_tickets if low <= self._key[slot] < low + self._experts]
 
     def _reap(self) -> None:
         """Guesses that ended since we last looked."""
@@ -380,28 +368,14 @@ class ExpertStore:
     ) -> Ticket:
         """Queue the reads of one expert into a slot and note where its tensors will be."""
         assert self._arena is not None
-        run = self.runs[layer]
-        base, align = slot * self.slot_bytes, self.reader.alignment
-        offsets, files = run.offsets[expert].tolist(), run.files[expert].tolist()
-        extents = []
-        places: list[int] = []
-        if run.contiguous[expert]:
-            nbytes = sum(run.sizes)
-            start, room, lead = span(offsets[0], nbytes, align)
-            extents.append((files[0], start, lead + nbytes, self._arena.view(base, room)))
-            at = self._arena.address + base + lead
-            for size in run.sizes:
-                places.append(at if size else 0)
-                at += size
-        else:
-            for file, offset, size in zip(files, offsets, run.sizes, strict=True):
-                if not size:
-                    places.append(0)
-                    continue
-                start, room, lead = span(offset, size, align)
-                extents.append((file, start, lead + size, self._arena.view(base, room)))
-                places.append(self._arena.address + base + lead)
-                base += room
-        self._addresses[slot] = (places[0], places[1], places[2], places[3], places[4], places[5])
+        base = slot * self.slot_bytes
+        reads, places = lay_out(self.runs[layer], expert, self.reader.alignment)
+        extents = [
+            (file, start, need, self._arena.view(base + place, room))
+            for file, start, need, room, place in reads
+        ]
+        start = self._arena.address + base
+        w1, s1, w2, s2, w3, s3 = (start + place if place >= 0 else 0 for place in places)
+        self._addresses[slot] = (w1, s1, w2, s2, w3, s3)
         arrived = self._arrived.put if tag is not None else None
         return self.reader.submit(extents, priority, kind, arrived, tag)

@@ -23,6 +23,7 @@ from kimistream.stream.defaults import (
     ALIGNMENT,
     BLOCK_BYTES,
     EXPERT_SLOTS,
+    GUESSES,
     LEAST_RING,
     LEAST_SLOTS,
     RESIDENT_BLOCK_BYTES,
@@ -56,7 +57,7 @@ class Needs:
     want_slots: int = EXPERT_SLOTS
     least_ring: int = LEAST_RING
     want_ring: int = RING_BLOCKS
-    guesses: int = 0
+    guesses: int = GUESSES
     fixed: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -92,8 +93,8 @@ class Plan:
 
     @property
     def guesses(self) -> int:
-        """Slots that reads ahead of the router may take: only of the cache."""
-        return min(self.needs.guesses, self.cache_slots // 2)
+        """Slots that reads ahead of the router may take: only of the cache, and none when every expert fits."""
+        return min(self.needs.guesses, self.cache_slots // 2) if self.slots < self.needs.experts else 0
 
     @property
     def resident(self) -> bool:
