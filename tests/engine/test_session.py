@@ -89,7 +89,7 @@ def test_a_restart_at_another_budget_and_thread_count_gives_the_same_bits(model,
         "from pathlib import Path\n"
         "from engine.test_session import IDS, TINY, Model, continued\n"
         "least = Model.least_budget(TINY, context=64, chunk=16)\n"
-        "with Model.open(TINY, memory=least + 9_000_000, context=64, chunk=16, threads=1) as model:\n"
+        "with Model.open(TINY, memory=least + (16 << 20), context=64, chunk=16, threads=1) as model:\n"
         "    print(*continued(model, Path(sys.argv[1]), IDS))\n"
     )
     tests = str(Path(__file__).parents[1])

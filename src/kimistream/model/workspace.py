@@ -65,7 +65,7 @@ def _mlp(width: int, rows: int) -> dict[str, Shape]:
 def _moe(config: ModelConfig, rows: int) -> dict[str, Shape]:
     moe = config.moe
     width = moe.latent_size or config.hidden_size
-    scratch = scratch_bytes(rows * moe.top_k, moe.intermediate_size, width)
+    scratch = scratch_bytes(rows, moe.intermediate_size, width)
     return {
         "router": (rows, moe.num_experts),
         "expert_weights": (rows, moe.top_k),
