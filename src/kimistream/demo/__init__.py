@@ -1,6 +1,6 @@
-"""The checkpoint embedded in the package: Kimi K3's layout at 4 MB, random weights, a byte vocabulary.
+"""The checkpoint embedded in the package: a tiny trained Kimi K3 (docs/DEMO_MODEL.md).
 
-Knows: where it is installed. scripts/make_demo_checkpoint.py makes it.
+Knows: where it is installed. `training` made it.
 Does not know: what it contains.
 """
 

@@ -1,4 +1,4 @@
-"""The embedded checkpoint: what its script makes, with every mechanism of K3 in it."""
+"""The checkpoint with random weights that tests use: what its script makes, every mechanism of K3 in it."""
 
 from __future__ import annotations
 
@@ -9,34 +9,49 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-import kimistream.demo
 from kimistream.checkpoint.formats import WeightFormat
 from kimistream.checkpoint.table import Checkpoint
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "make_demo_checkpoint.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "make_random_checkpoint.py"
 
 
-def sha256s(directory: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.iterdir()}
+MADE = "3ab5269964f3c77a6f90c10f50aded8dd9009d36cb3870adb8a93793ce3f4602"
+"""sha256 over the names and bytes of all files in order: the same on every machine."""
 
 
-def test_the_script_makes_the_embedded_files_to_the_byte(tmp_path):
-    spec = importlib.util.spec_from_file_location("make_demo_checkpoint", SCRIPT)
+def sha256(directory: Path) -> str:
+    return hashlib.sha256(
+        b"".join(p.name.encode() + p.read_bytes() for p in sorted(directory.iterdir()))
+    ).hexdigest()
+
+
+def make(directory: Path) -> Path:
+    spec = importlib.util.spec_from_file_location("make_random_checkpoint", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    script.make(tmp_path)
-    assert sha256s(tmp_path) == sha256s(kimistream.demo.path())
+    script.make(directory)
+    return directory
 
 
-def test_it_is_small():
-    assert sum(path.stat().st_size for path in kimistream.demo.path().iterdir()) <= 5_000_000
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("random"))
 
 
-def test_it_has_every_mechanism():
-    checkpoint = Checkpoint.open(kimistream.demo.path())
+def test_the_script_makes_the_same_bytes_on_every_machine(made):
+    assert sha256(made) == MADE
+
+
+def test_it_is_small(made):
+    assert sum(path.stat().st_size for path in made.iterdir()) <= 5_000_000
+
+
+def test_it_has_every_mechanism(made):
+    checkpoint = Checkpoint.open(made)
     config = checkpoint.config
     assert config.nested
     assert config.num_layers >= 12
@@ -59,8 +74,8 @@ def test_it_has_every_mechanism():
     assert len(checkpoint.files) == 14
 
 
-def test_a_log_is_padded_with_zeros():
-    checkpoint = Checkpoint.open(kimistream.demo.path())
+def test_a_log_is_padded_with_zeros(made):
+    checkpoint = Checkpoint.open(made)
     heads = checkpoint.config.kda.num_heads
     values = checkpoint.read_vector(checkpoint.layer(0)["A_log"].name)
     assert len(values) > heads
@@ -68,8 +83,8 @@ def test_a_log_is_padded_with_zeros():
     assert (values[heads:] == 0).all()
 
 
-def test_all_its_numbers_are_finite_and_no_scale_is_nan():
-    checkpoint = Checkpoint.open(kimistream.demo.path())
+def test_all_its_numbers_are_finite_and_no_scale_is_nan(made):
+    checkpoint = Checkpoint.open(made)
     for name in checkpoint.names():
         checkpoint.read_vector(name)
     table = checkpoint.experts(1)
@@ -81,8 +96,8 @@ def test_all_its_numbers_are_finite_and_no_scale_is_nan():
                 assert 100 < scales.min() <= scales.max() < 135
 
 
-def test_the_vocabulary_is_the_bytes_and_the_released_specials():
-    directory = kimistream.demo.path()
+def test_the_vocabulary_is_the_bytes_and_the_released_specials(made):
+    directory = made
     lines = (directory / "tiktoken.model").read_bytes().splitlines()
     assert [base64.b64decode(line.split()[0]) for line in lines] == [bytes([b]) for b in range(256)]
     assert [int(line.split()[1]) for line in lines] == list(range(256))

@@ -1,6 +1,6 @@
-"""Makes the checkpoint embedded in the package: Kimi K3's layout and every mechanism, in about 4 MB.
+"""Makes a checkpoint with random weights for tests: Kimi K3's layout and every mechanism, in about 4 MB.
 
-    python scripts/make_demo_checkpoint.py [DIRECTORY]
+    python scripts/make_random_checkpoint.py DIRECTORY
 
 The same bytes on every machine. The weights are random: the text it writes means nothing.
 """
@@ -122,5 +122,6 @@ def make(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    default = Path(__file__).parents[1] / "src/kimistream/demo/checkpoint"
-    make(Path(sys.argv[1]) if len(sys.argv) > 1 else default)
+    if len(sys.argv) != 2:
+        sys.exit("usage: make_random_checkpoint.py DIRECTORY")
+    make(Path(sys.argv[1]))
