@@ -31,9 +31,18 @@ ROWS, LONGEST = 3072, 640
 MUON_RATE, ADAM_RATE = 0.02, 0.02
 BALANCE = 0.003
 """How far an expert's bias moves per step, against its load."""
-PHASES = (0, 240, 493, 1000)
+PHASES = (0, 240, 493, 820)
 """The step at which each phase of the corpus begins."""
-RATES = ((0, 0.05), (19, 1.0), (240, 1.0), (241, 0.6), (493, 0.444964), (1000, 0.45), (1400, 0.01))
+RATES = (
+    (0, 0.05),
+    (19, 1.0),
+    (240, 1.0),
+    (241, 0.6),
+    (493, 0.444964),
+    (747, 0.447487),
+    (900, 0.45),
+    (1250, 0.01),
+)
 """Step and rate; linear between them. The last step ends the training."""
 SAVE_SECONDS = 100
 
