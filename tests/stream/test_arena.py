@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -48,3 +50,24 @@ def test_closing_with_a_view_alive_gives_the_pages_back_and_does_not_crash() -> 
     assert current_rss() - before < 4 << 20
     with pytest.raises(RuntimeError, match="closed"):
         arena.view(0, 1)
+
+
+def test_touching_tells_its_progress_and_stops_when_interrupted() -> None:
+    with Arena(200 << 20) as arena:
+        seen: list[int] = []
+        arena.touch(threads=2, progress=seen.append)
+        assert seen == sorted(seen)
+        assert 0 < seen[-1] <= arena.nbytes
+
+    def stop(nbytes: int) -> None:
+        raise KeyboardInterrupt
+
+    before = threading.active_count()
+    for threads in (1, 3):
+        with Arena(200 << 20) as arena:
+            resident = current_rss()
+            with pytest.raises(KeyboardInterrupt):
+                arena.touch(threads, progress=stop)
+            assert threading.active_count() == before
+            if threads == 1:
+                assert current_rss() - resident <= 34 << 20

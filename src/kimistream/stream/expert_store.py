@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
@@ -105,9 +105,9 @@ class ExpertStore:
         """Experts in memory."""
         return int(np.count_nonzero((self._state == _READY) | (self._state == _IN_USE)))
 
-    def touch(self, threads: int = 4) -> float:
-        """First touch of the slots, before anything is read. Returns seconds."""
-        return self._arena.touch(threads) if self._arena is not None else 0.0
+    def touch(self, threads: int = 4, progress: Callable[[int], None] | None = None) -> float:
+        """First touch of the slots, before anything is read. Returns seconds. See `Arena.touch`."""
+        return self._arena.touch(threads, progress) if self._arena is not None else 0.0
 
     def request(self, layer: int, experts: NDArray[np.integer]) -> None:
         """Ask for `experts` (ascending, distinct) of a layer; reads start now. Take them with `arrivals`."""

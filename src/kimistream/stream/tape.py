@@ -13,7 +13,7 @@ another block, takes the next item, or calls `release` or `finish`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -79,10 +79,16 @@ class Tape:
         """Bytes of memory held."""
         return sum(arena.nbytes for arena in (self._ring_arena, self._pinned_arena) if arena is not None)
 
-    def touch(self, threads: int = 4, *, pinned: bool = True) -> float:
-        """First touch of the memory, before anything is read. Returns seconds."""
-        arenas = (self._ring_arena, self._pinned_arena if pinned else None)
-        return sum(arena.touch(threads) for arena in arenas if arena is not None)
+    def touch(
+        self, threads: int = 4, *, pinned: bool = True, progress: Callable[[int], None] | None = None
+    ) -> float:
+        """First touch of the memory, before anything is read. Returns seconds. See `Arena.touch`."""
+        seconds, done = 0.0, 0
+        for arena in (self._ring_arena, self._pinned_arena if pinned else None):
+            if arena is not None:
+                seconds += arena.touch(threads, _after(done, progress))
+                done += arena.nbytes
+        return seconds
 
     def begin(self, head: bool, more: bool) -> None:
         """A pass starts. head: it wants the head's items too. more: another pass will follow this one."""
@@ -266,3 +272,8 @@ class Tape:
         ]
         self.blocks_read += 1
         return self.reader.submit(extents, TAPE, KIND_TAPE)
+
+
+def _after(done: int, progress: Callable[[int], None] | None) -> Callable[[int], None] | None:
+    """`progress` for the next of several arenas."""
+    return None if progress is None else lambda nbytes: progress(done + nbytes)
