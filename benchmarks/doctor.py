@@ -45,7 +45,7 @@ def main() -> int:
         for _ in range(options.rounds):
             seen = json.loads(kimistream("doctor", str(options.checkpoint), "--json", "-q"))
             rates = DriveRates(**seen["rates"])
-            request = Request(64, None, None)
+            request = Request(64, None, 4)
             (told,) = predict(table, request, [budget], rates, seen["memory_rate"], budget)
             lines = kimistream(
                 "run", str(options.checkpoint), "--ids", "1,2,3,4", "--ignore-eos", "--json", "-q",

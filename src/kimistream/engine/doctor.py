@@ -30,7 +30,7 @@ LADDER = (2, 4, 8, 16, 32, 64, 128, 192, 256, 512, 1024)
 LEAST_FILE = 64 << 20
 """Smaller files are not measured on."""
 MEASURE_SECONDS = 2.0
-RUNTIME_BYTES = 320 << 20
+RUNTIME_BYTES = 192 << 20
 """What a run's interpreter, libraries and kernels hold, about."""
 
 
