@@ -100,7 +100,7 @@ class FakeHub:
         servers = [_Server(("127.0.0.1", 0), self._handler(cdn)) for cdn in (False, True)]
         self.origin, self.cdn = (f"http://127.0.0.1:{server.server_address[1]}" for server in servers)
         threads = [threading.Thread(target=s.serve_forever, kwargs={"poll_interval": 0.02}) for s in servers]
-        for server, thread in zip(servers, threads, strict=True):
+        for thread in threads:
             thread.daemon = True
             thread.start()
         try:
