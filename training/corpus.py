@@ -15,7 +15,7 @@ from random import Random
 from kimistream.text.tokenizer import Tokenizer
 from training.bpe import count_words, learn, write_vocabulary
 from training.conversation import Piece, render
-from training.facts import HUES, NAMES, PLACES, THINGS
+from training.facts import HUES, NAMES, PLACES, THINGS, sentences
 from training.prose import CODE, reading, story
 from training.shape import Shape
 from training.talk import Talk, chat, draw_task, json_talk, tool_talk
@@ -75,7 +75,7 @@ def weighted_line(draw: Random, phase: int) -> list[tuple[str, float]]:
     kind = draw.random()
     if kind < facts:
         task = draw_task(draw, phase)
-        fact, sentence = draw.choice(task.facts), draw.choice(task.plain)
+        fact, sentence = draw.choice(task.facts), draw.choice(sentences(task, phase)[0])
         cut = len(sentence[: sentence.rindex("{a}")].rstrip())
         return [(sentence[:cut].format(**fact), CONTEXT_WEIGHT), (sentence[cut:].format(**fact), 1.0)]
     if kind < copies:

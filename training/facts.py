@@ -386,3 +386,87 @@ LATE_SHARE = {
     "continent": 2.0,
 }
 """The same from the third phase on."""
+
+LAST_SHARE = LATE_SHARE | {"country": 4.0, "plus": 2.5, "minus": 1.5, "times": 2.5, "spelling": 2.0}
+"""The same in the fourth phase."""
+
+
+def _sums(sign: str, word: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return (
+        (
+            f"Question: {{x}} {sign} {{y}} = ? Answer: {{a}}.",
+            f"Question: Tell me {{x}} {word} {{y}}. Answer: {{a}}.",
+        ),
+        (f"Please tell me {{x}} {word} {{y}}.", f"{{x}} {word} {{y}} = ?"),
+    )
+
+
+MORE_SENTENCES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "capital": (
+        (
+            "The name of the capital of the country {x} is {a}.",
+            "Question: What city is the capital city of {x}? Answer: {a}.",
+            "Question: Name the capital of {x}. Answer: {a}.",
+        ),
+        (
+            "Please tell me the name of the capital of {x}.",
+            "Name the capital of {x}.",
+            "What city is the capital city of {x}?",
+        ),
+    ),
+    "country": (
+        (
+            "The city of {x} is in {a}.",
+            "The city {x} is the capital of {a}.",
+            "Question: Which country has the capital {x}? Answer: {a}.",
+        ),
+        ("Tell me in which country {x} is.", "Please tell me the country of {x}."),
+    ),
+    "continent": (
+        ("The continent of the country {x} is {a}.", "Question: What is the continent of {x}? Answer: {a}."),
+        ("Please tell me the continent of {x}.", "Name the continent of {x}."),
+    ),
+    "after": (
+        ("Question: Tell me the {y} after {x}. Answer: {a}.",),
+        ("Tell me which {y} comes after {x}.", "Please tell me the {y} after {x}."),
+    ),
+    "before": (
+        ("Question: Tell me the {y} before {x}. Answer: {a}.",),
+        ("Tell me which {y} comes before {x}.", "Please tell me the {y} before {x}."),
+    ),
+    "month": (
+        ("Question: Which month is the {x} month? Answer: {a}.",),
+        ("Please tell me the {x} month.", "Name the {x} month of the year."),
+    ),
+    "opposite": (
+        (
+            "The word {x} has the opposite {a}.",
+            "Question: Which word is the opposite of the word {x}? Answer: {a}.",
+            "Tell me the opposite of the word {x}: {a}.",
+        ),
+        ("Please tell me the opposite of {x}.", "Name the opposite of {x}."),
+    ),
+    "colour": (
+        ("Question: What colour is {x}? Answer: {a}.",),
+        ("Please tell me the colour of {x}.", "Name the colour of {x}."),
+    ),
+    "sound": (
+        ("Question: What does the {x} say? Answer: {a}.", "Question: Which sound has the {x}? Answer: {a}."),
+        ("Tell me the sound of the {x}.", "Please tell me what the {x} says."),
+    ),
+    "spelling": (
+        ("Question: How is {x} spelled? Answer: {a}.", "Question: Spell the word {x}. Answer: {a}."),
+        ("Please tell me how {x} is spelled.", "Please spell the word {x}."),
+    ),
+    "plus": _sums("+", "plus"),
+    "minus": _sums("-", "minus"),
+    "times": _sums("*", "times"),
+    "count": (("We count from {x} to {y}: {a}.",), ("Tell me how to count from {x} to {y}.",)),
+}
+"""More plain sentences and more questions, added in the fourth phase. None of them is a held-out one."""
+
+
+def sentences(task: Task, phase: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The plain sentences and the questions of a task that a phase draws from."""
+    plain, ask = MORE_SENTENCES[task.name] if phase >= 4 else ((), ())
+    return task.plain + plain, task.ask + ask

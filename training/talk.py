@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from training.facts import LATE_SHARE, NAMES, SHARE, TASKS, THINGS, Task
+from training.facts import LAST_SHARE, LATE_SHARE, NAMES, SHARE, TASKS, THINGS, Task, sentences
 from training.prose import reading, story
 from training.tools import CITIES, TOOLS, Tool, say
 
@@ -64,7 +64,7 @@ def think(effort: str | None, topic: str, point: str) -> str:
 
 
 def draw_task(draw: Random, phase: int = 1) -> Task:
-    share = SHARE if phase < 3 else LATE_SHARE
+    share = SHARE if phase < 3 else LATE_SHARE if phase == 3 else LAST_SHARE
     return draw.choices(TASKS, [share.get(task.name, 1.0) for task in TASKS])[0]
 
 
@@ -99,7 +99,7 @@ def chat(draw: Random, phase: int = 1) -> Talk:
         kind = draw.random()
         if kind < 0.78:
             task = draw_task(draw, phase)
-            ask(talk, task, draw.choice(task.facts), draw.choice(task.ask), brief=brief)
+            ask(talk, task, draw.choice(task.facts), draw.choice(sentences(task, phase)[1]), brief=brief)
         elif kind < 0.88:
             text, question, answer = reading(draw)
             point = answer if brief else f"{answer[0].upper()}{answer[1:]}."
