@@ -118,9 +118,11 @@ def run_text(
             progress=printer.progress,
             sink=sink,
         )
+        # of a text that goes on, the snapshot behind its prompt is worth more
+        mark = saved is not None and source != SESSION
         count, stopped = 0, False
         try:
-            for record in sequence.follow(records, mark=saved is not None):
+            for record in sequence.follow(records, mark=mark):
                 count, stopped = count + 1, record.stop
                 piece = None
                 if reader is not None:

@@ -16,7 +16,7 @@ from cyclopts import Group, Parameter
 
 from kimistream.budget import format_size
 from kimistream.cli.files import check_session_target, read_format, read_tools
-from kimistream.cli.sampling import Sampling
+from kimistream.cli.sampling import Sampling, spell
 from kimistream.errors import TextError, UsageError
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def open_talk(
     response_format = read_format(options.format) if options.format is not None else None
 
     from kimistream.checkpoint.table import Checkpoint
-    from kimistream.engine.conversation import Conversation
+    from kimistream.engine.conversation import Conversation, prompt_ids
     from kimistream.engine.conversation_file import Note as SavedNote
     from kimistream.engine.conversation_file import read_note, restore_conversation
     from kimistream.engine.model import Model
@@ -129,7 +129,6 @@ def open_talk(
     from kimistream.engine.session_file import open_session
     from kimistream.engine.text import try_tokenizer
     from kimistream.model.state import state_bytes
-    from kimistream.text.chat import encode_chat
 
     opened = Checkpoint.open(checkpoint)
     tokenizer, reason = try_tokenizer(checkpoint, opened.config)
@@ -148,10 +147,10 @@ def open_talk(
     }
     chosen = sampling.options(recommended(checkpoint), max_tokens=max_tokens)
     chosen = replace(chosen, seed=chosen.seed if chosen.seed is not None else saved.seed).with_seed()
-    chosen.check_vocabulary(opened.config.vocab_size)
+    chosen.check_vocabulary(opened.config.vocab_size, spell)
 
-    first = [*setup["messages"], {"role": "user", "content": more or ""}]
-    used = max(len(encode_chat(tokenizer, first, tools=setup["tools"])), len(stored.ids) if stored else 0)
+    first = setup | {"messages": [*setup["messages"], {"role": "user", "content": more or ""}]}
+    used = max(len(prompt_ids(tokenizer, **first)), len(stored.ids) if stored else 0)
     context = room.context
     if context is None:
         context = used + (max_tokens if more is not None and max_tokens is not None else DEFAULT_ANSWER)

@@ -102,12 +102,11 @@ class Conversation:
 
     def ids(self) -> list[int]:
         """The prompt of the next answer. Raises TextError for messages that cannot be written."""
-        return encode_chat(
+        return prompt_ids(
             self.tokenizer,
             self.messages,
             tools=self.tools,
-            thinking=self.think != OFF,
-            thinking_effort=None if self.think == OFF else self.think,
+            think=self.think,
             tool_choice=self.tool_choice,
             response_format=self.response_format,
         )
@@ -154,7 +153,10 @@ class Conversation:
                 progress=progress,
                 sink=sink,
             )
-            with closing(sequence.follow(self._after(ids[kept:begin], records, progress))) as steps:
+            records = self._after(ids[kept:begin], records, progress)
+            # a first turn has no turn before it to go back to; the place behind its prompt is the next best
+            spare = begin == kept and len(sequence.snapshots) < sequence.most
+            with closing(sequence.follow(records, mark=spare)) as steps:
                 for record in steps:
                     count += 1
                     events = [] if record.stop else reader.feed(record.id)
@@ -194,12 +196,11 @@ class Conversation:
         old = len(self.messages)
         while old and self.messages[old - 1].get("role") in ("user", "tool"):
             old -= 1
-        history = encode_chat(
+        history = prompt_ids(
             self.tokenizer,
             self.messages[:old],
             tools=self.tools,
-            thinking=self.think != OFF,
-            thinking_effort=None if self.think == OFF else self.think,
+            think=self.think,
             add_generation_prompt=False,
         )
         begin = common_prefix(history, ids)
@@ -226,3 +227,17 @@ class Conversation:
 
     def _calls_so_far(self) -> int:
         return sum(len(message.get("tool_calls") or ()) for message in self.messages)
+
+
+def prompt_ids(
+    tokenizer: Tokenizer, messages: Sequence[Any], *, think: str, tools: Any = None, **options: Any
+) -> list[int]:
+    """The ids of a prompt; options as in `text.chat.render`. Raises TextError."""
+    return encode_chat(
+        tokenizer,
+        messages,
+        tools=tools,
+        thinking=think != OFF,
+        thinking_effort=None if think == OFF else think,
+        **options,
+    )
