@@ -27,17 +27,15 @@ def imported(path: Path) -> set[str]:
     """The kimistream modules a file imports, without the package's name."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            if node.module == "kimistream":
+        if isinstance(node, ast.ImportFrom):
+            assert node.level < 2, f"{path} reaches out of its package by dots"
+            if node.level == 0 and node.module == "kimistream":
                 names |= {alias.name for alias in node.names}
-            names.add(node.module.removeprefix("kimistream.")) if node.module.startswith(
-                "kimistream."
-            ) else None
+            elif node.level == 0 and node.module and node.module.startswith("kimistream."):
+                names.add(node.module.removeprefix("kimistream."))
         elif isinstance(node, ast.Import):
-            names |= {
-                a.name.removeprefix("kimistream.") for a in node.names if a.name.startswith("kimistream.")
-            }
-        assert not (isinstance(node, ast.ImportFrom) and node.level), f"{path}: relative import"
+            used = {alias.name for alias in node.names if alias.name.startswith("kimistream.")}
+            names |= {name.removeprefix("kimistream.") for name in used}
     return names
 
 
