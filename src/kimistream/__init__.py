@@ -1,10 +1,10 @@
 """Kimi K3 from disk on one ordinary machine, exact and within a memory budget.
 
-    import kimistream
+import kimistream
 
-    with kimistream.open("path/to/checkpoint", memory="8GB") as model:
-        for token in model.generate([1008, 10484, 318], max_tokens=4):
-            print(token.id, token.cost.seconds)
+with kimistream.open("path/to/checkpoint", memory="8GB") as model:
+    for token in model.generate([1008, 10484, 318], max_tokens=4):
+        print(token.id, token.cost.seconds)
 """
 
 from __future__ import annotations

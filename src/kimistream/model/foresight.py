@@ -10,6 +10,8 @@ It is made only where the next router's matrix is resident, so that it costs no 
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 
@@ -45,7 +47,7 @@ class Foresight:
         self._config, self._score, self._vectors = config, score, vectors
         self._tape, self._experts, self._ws = tape, experts, ws
         moe = list(config.moe_layers)
-        self._next = dict(zip(moe, moe[1:], strict=False))
+        self._next = dict(pairwise(moe))
         rows, hidden = MAX_ROWS, config.hidden_size
         self._h = np.empty((rows, hidden), np.float32)
         self._x = np.empty((rows, padded(hidden)), np.float32)
