@@ -93,8 +93,10 @@ def test_undo_and_reset_take_back_what_was_said(chat):
     assert "took back: hi" in chat("hi\n/undo\n")[2]
 
 
-def test_a_line_with_two_slashes_is_said_with_one(chat):
-    assert chat("//exit\n")[1] == chat(" /exit\\\n\b\n")[1] or chat("//exit\n")[1].strip()
+def test_a_line_with_two_slashes_is_said_with_one(chat, tmp_path):
+    file = tmp_path / "talk.session"
+    chat("//exit now\n", "--session", str(file))
+    assert note(file)["messages"][0] == {"role": "user", "content": "/exit now"}
 
 
 # ---- sessions
@@ -491,17 +493,17 @@ def test_a_person_talks_stops_undoes_saves_leaves_and_comes_back(tmp_path, monke
 
 def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(tmp_path):
     file = tmp_path / "talk.session"
-    person = Person(
-        tmp_path, "demo", "--think", "off", "--memory", "2GB", "--context", "4000", "--session", str(file)
-    )
+    # one token over and over: an answer that does not end by itself
+    endless = ["--logit-bias", "100:100", "--context", "4000"]
+    person = Person(tmp_path, "demo", "--think", "off", "--memory", "2GB", "--session", str(file), *endless)
     person.types("hello")
-    person.sees("token 3")
+    person.sees(r"token \d+, ")
     person.child.sendintr()
     person.sees("stopped; what was said so far is kept")
     person.types("/stats")
     person.sees("ended by interrupted")
     person.types("again")
-    person.sees("token 3")
+    person.sees(r"token \d+, ")
     person.child.sendintr()
     person.sees("stopped")
     person.child.expect(PROMPT)
