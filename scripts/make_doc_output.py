@@ -18,13 +18,15 @@ from pathlib import Path
 from kimistream.cli.status import harmless
 
 BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
+COMMAND = re.compile(r"^\$ (?:.*<<'END'\n(?:.*\n)*?END$|(?:.*\\\n)*.*$)", re.MULTILINE)
+"""A command: a line, lines joined by backslashes, or a here-document that ends with END."""
 LIVE = re.compile(r"^(opening|compiling kernels|prompt \d+/|token \d+).*\n", re.MULTILINE)
 """Lines of progress, which a terminal overwrites."""
 
 
 def again(block: str, directory: str) -> str:
     """The block with its commands run again."""
-    commands = re.findall(r"^\$ .*(?:\\\n.*)*", block, re.MULTILINE)
+    commands = COMMAND.findall(block)
     return "".join(f"{command}\n{output(command[2:], directory)}" for command in commands)
 
 
@@ -34,6 +36,8 @@ def output(command: str, directory: str) -> str:
     done = subprocess.run(
         ["bash", "-c", script], cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
     )
+    if b"Traceback" in done.stdout:
+        raise SystemExit(f"{command}\n{done.stdout.decode('utf-8', 'replace')}")
     text = LIVE.sub("", harmless(done.stdout.decode("utf-8", "replace"))).replace("```", "'''")
     text = text.replace(str(Path(directory)) + "/", "")
     return text if not text or text.endswith("\n") else text + "\n"
