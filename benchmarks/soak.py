@@ -16,7 +16,6 @@ import signal
 import threading
 
 from common import verdict
-
 from kimistream.budget import current_rss
 from kimistream.demo import path as demo_path
 from kimistream.engine.model import Model
