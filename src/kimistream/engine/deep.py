@@ -138,6 +138,8 @@ class DeepCheck:
             for thread in threads:
                 if thread.ident is not None:
                     thread.join(5.0)
+            if len(self._outcomes) < len(self._inspected.paths):
+                state.save()
         if self._fatal is not None:
             raise self._fatal
         if self._queue or self._stopped:

@@ -22,6 +22,8 @@ from kimistream.errors import OutputError
 STATE_NAME = "verify.json"
 GOOD_FOR = 7 * 86400
 """Seconds."""
+SAVE_EVERY = 1.0
+"""Seconds; a kill costs no more than this of small files."""
 
 
 class ReadFile(msgspec.Struct, frozen=True):
@@ -47,6 +49,7 @@ class DeepState:
     def __init__(self, directory: Path) -> None:
         self._path = directory / FOLDER / STATE_NAME
         self._state = _State(time.time(), {})
+        self._saved = 0.0
         self.writable = True
 
     def load(self, paths: dict[str, Path]) -> dict[str, ReadFile]:
@@ -67,9 +70,15 @@ class DeepState:
         return dict(kept)
 
     def add(self, name: str, outcome: ReadFile) -> None:
-        """Remember one more file."""
+        """Remember one more file; on the disk within `SAVE_EVERY` seconds of work."""
         self._state.files[name] = outcome
-        if self.writable:
+        if time.monotonic() - self._saved >= SAVE_EVERY:
+            self.save()
+
+    def save(self) -> None:
+        """Put what is remembered on the disk now."""
+        self._saved = time.monotonic()
+        if self.writable and self._state.files:
             try:
                 write_whole(self._path, msgspec.json.encode(self._state))
             except OutputError:
