@@ -1,10 +1,12 @@
 """Many experts over many rows in one call: w2 act(w1 x, w3 x) for each (expert, rows) task.
 
-Knows: how the products of all tasks are cut into pieces of about the same size, whatever their rows.
+Knows: how the work of all tasks is cut into pieces that keep every thread busy, for one task of one row as well as
+for hundreds of tasks of many rows.
 Does not know: which experts were chosen, where they were read from, or how their outputs are added up.
 
-The products are those of `matrix`, piece by piece, so a task's result is the same alone, in company, and
-for any cut. Two rounds over all threads: w1 and w3 of every task, then (after the activation) every w2.
+Two rounds over all threads. In the first, a piece is a run of rows of w1 and the same rows of w3 of one task, then
+the activation, which leaves its part of w2's input in the order `matrix.split_rows` makes. In the second, a piece is
+a run of rows of w2. Every number is made as `matrix.matmul` and `glu.glu` make it, so the bits are theirs.
 """
 
 from __future__ import annotations
@@ -13,49 +15,137 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
-from . import panels, rows
+from . import panels
+from .finite import INFINITE_BITS
 from .formats import Activation, WeightFormat
-from .glu import glu
-from .matrix import PIECE_BYTES, all_finite, padded, row_bytes, scale_row_bytes, split_rows
-from .runtime import argument, caller, kernel, run, scratch
-from .simd import at, ld_i64
+from .glu import glu16
+from .jobs import real
+from .matrix import padded, row_bytes, scale_row_bytes
+from .rows import FORMS, place
+from .runtime import OPTIONS, Kernel, argument, caller, kernel, run, scratch, threads
+from .simd import at, evens, himax, imax, isplat, ld_i32, ld_i64, ldf, ldi, odds, st_i64, stf
+from .simd_more import ldf_part
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 Addresses = npt.NDArray[np.int64]
 
-invoke_6, invoke_13 = caller(6), caller(13)
-
-TOGETHER = 16
+PIECE = 96
+"""Rows of a piece are a multiple of this: whole groups of 32, whole strips and bands."""
+TOGETHER = 64
 """Rows of several experts that are computed together, beside those of the largest task."""
 
-_ITEM = 6
+invoke_11, invoke_15 = caller(11), caller(15)
+
+# The arguments of both rounds: numbers of words in their block.
+DIRECT, MOST_DIRECT, MANY, UNPACK, SCRATCH, SCRATCH_EACH = 0, 1, 2, 3, 4, 5
+PIECES, AT_ONCE, ROW_START, ROW_INDEX, OUT_INDEX, BAD = 6, 7, 8, 9, 10, 11
+ADDRESSES, ROWS, COLS, ROW, SCALE_ROW = 12, 13, 14, 15, 16
+X, X_ROW, HIDDEN, UP, HIDDEN_ROW, OUT, OUT_ROW = 17, 18, 19, 20, 21, 22, 23
+ACTIVATION, BETA, LINEAR_BETA, WORDS = 24, 25, 26, 27
+
+
+@njit(forceinline=True, **OPTIONS)
+def product(a, worker, w, s, r0, n, x, x_row, x_index, vectors, y, y_row, y_index):
+    """y = rows r0 .. r0 + n of a matrix times some vectors, by whichever kernel suits their number."""
+    cols, row, scale_row = argument(a, COLS), argument(a, ROW), argument(a, SCALE_ROW)
+    w, s = w + r0 * row, s + r0 * scale_row
+    if vectors <= argument(a, MOST_DIRECT):
+        invoke_11(argument(a, DIRECT), w, s, n, cols, x, x_row, x_index, vectors, y, y_row, y_index)
+    else:
+        own = argument(a, SCRATCH) + worker * argument(a, SCRATCH_EACH)
+        invoke_15(
+            argument(a, MANY),
+            argument(a, UNPACK),
+            w,
+            s,
+            row,
+            scale_row,
+            n,
+            cols,
+            x,
+            x_row,
+            x_index,
+            vectors,
+            y,
+            y_row,
+            y_index,
+            own,
+        )
+
+
+@njit(forceinline=True, **OPTIONS)
+def largest(p, n):
+    """The largest bits without sign among n float32."""
+    worst, rest = isplat(0), 0
+    for i in range(n // 16):
+        worst = imax(worst, ldi(p, i * 64) & 0x7FFFFFFF)
+    for i in range(n // 16 * 16, n):
+        rest = max(rest, ld_i32(p, i * 4) & 0x7FFFFFFF)
+    return max(rest, himax(worst))
+
+
+@njit(forceinline=True, **OPTIONS)
+def part(p, i, n):
+    """Numbers i .. i + 16 behind p, with zeros from number n on."""
+    if i + 16 <= n:
+        return ldf(p, i * 4)
+    return ldf_part(p, i * 4, max(0, n - i))
 
 
 @kernel("void(int64, int64, int64)")
-def _piece(arguments, item, worker):
-    """A run of rows of one expert's matrix: item words are (w, scale, rows, x, vectors, y)."""
-    one, many, unpack = argument(arguments, 0), argument(arguments, 1), argument(arguments, 2)
-    row, scale_row, cols = argument(arguments, 3), argument(arguments, 4), argument(arguments, 5)
-    x_row, y_row = argument(arguments, 6), argument(arguments, 7)
-    words = at(argument(arguments, 8) + item * 48)
-    w, s, n = ld_i64(words, 0), ld_i64(words, 8), ld_i64(words, 16)
-    x, vectors, y = ld_i64(words, 24), ld_i64(words, 32), ld_i64(words, 40)
-    if vectors == 1:
-        invoke_6(one, w, s, n, cols, x, y)
-    else:
-        own = argument(arguments, 9) + worker * argument(arguments, 10)
-        invoke_13(many, unpack, w, s, row, scale_row, n, cols, x, x_row, vectors, y, y_row, own)
+def _inner_piece(a, item, worker):
+    """Rows of w1 and w3 of one task, the activation, and the split order for w2."""
+    task, piece = item // argument(a, PIECES), item % argument(a, PIECES)
+    starts, at_once = at(argument(a, ROW_START)), argument(a, AT_ONCE)
+    j0 = ld_i32(starts, task * 4) - ld_i32(starts, 0)
+    vectors = ld_i32(starts, task * 4 + 4) - ld_i32(starts, task * 4)
+    r0 = piece * at_once
+    n = min(at_once, argument(a, ROWS) - r0)
+    words = at(argument(a, ADDRESSES) + task * 48)
+    x, x_row, index = argument(a, X), argument(a, X_ROW), argument(a, ROW_INDEX) + j0 * 4
+    row = argument(a, HIDDEN_ROW)
+    gate, up = argument(a, HIDDEN) + j0 * row + r0 * 4, argument(a, UP) + j0 * row + r0 * 4
+    product(a, worker, ld_i64(words, 0), ld_i64(words, 8), r0, n, x, x_row, index, vectors, gate, row, 0)
+    product(a, worker, ld_i64(words, 32), ld_i64(words, 40), r0, n, x, x_row, index, vectors, up, row, 0)
+    activation, beta, linear_beta = argument(a, ACTIVATION), real(a, BETA), real(a, LINEAR_BETA)
+    for t in range(vectors):
+        g, u = at(gate + t * row), at(up + t * row)
+        if max(largest(g, n), largest(u, n)) >= INFINITE_BITS:
+            st_i64(at(argument(a, BAD)), task * 8, 1)
+        for i in range(0, n, 32):
+            low = glu16(activation, part(g, i, n), part(u, i, n), beta, linear_beta)
+            high = glu16(activation, part(g, i + 16, n), part(u, i + 16, n), beta, linear_beta)
+            stf(g, i * 4, evens(low, high))
+            stf(g, i * 4 + 64, odds(low, high))
 
 
-def scratch_bytes(rows_: int, intermediate: int, width: int) -> int:
-    """Bytes of scratch that `grouped_experts` wants when no task has more than `rows_` rows."""
-    return 4 * (rows_ + TOGETHER) * _floats_per_row(intermediate, width)
+@kernel("void(int64, int64, int64)")
+def _outer_piece(a, item, worker):
+    """Rows of w2 of one task."""
+    task, piece = item // argument(a, PIECES), item % argument(a, PIECES)
+    starts, at_once = at(argument(a, ROW_START)), argument(a, AT_ONCE)
+    j0 = ld_i32(starts, task * 4) - ld_i32(starts, 0)
+    vectors = ld_i32(starts, task * 4 + 4) - ld_i32(starts, task * 4)
+    r0 = piece * at_once
+    n = min(at_once, argument(a, ROWS) - r0)
+    words = at(argument(a, ADDRESSES) + task * 48)
+    row = argument(a, HIDDEN_ROW)
+    hidden = argument(a, HIDDEN) + j0 * row
+    out, out_row, index = argument(a, OUT) + r0 * 4, argument(a, OUT_ROW), argument(a, OUT_INDEX) + j0 * 4
+    product(
+        a, worker, ld_i64(words, 16), ld_i64(words, 24), r0, n, hidden, row, 0, vectors, out, out_row, index
+    )
+    for t in range(vectors):
+        if largest(place(out, out_row, index, t), n) >= INFINITE_BITS:
+            st_i64(at(argument(a, BAD)), task * 8, 1)
 
 
-def _floats_per_row(intermediate: int, width: int) -> int:
-    return 2 * intermediate + padded(intermediate) + width + padded(width)
+def scratch_bytes(rows: int, intermediate: int, width: int) -> int:
+    """Bytes of scratch that `grouped_experts` wants when no task has more than `rows` rows."""
+    return 4 * (rows + TOGETHER) * 2 * padded(intermediate)
 
 
 def grouped_experts(
@@ -79,31 +169,38 @@ def grouped_experts(
     form has none). xs f32[T, padded(L)]: split rows. out f32[*, L]. scratch_: float32, `scratch_bytes`.
     The activation and its constants are those of `glu` (ARCHITECTURE section 7).
     """
-    width = out.shape[1]
-    counts = np.diff(row_start)
-    for first, last in _groups(counts, len(scratch_) // _floats_per_row(intermediate, width)):
-        j0, j1 = int(row_start[first]), int(row_start[last])
-        m = j1 - j0
-        gate, up, hidden, result, x = _areas(scratch_, m, intermediate, width)
-        np.take(xs, row_index[j0:j1], axis=0, out=x)
-        starts, group = row_start[first:last] - j0, counts[first:last]
-        tasks = addresses[first:last]
-        _products(fmt, tasks, (0, 4), intermediate, width, x, (gate, up), starts, group)
-        if not _finite(gate, up):
-            return first + _first_bad((gate, up), starts, group)
-        glu(activation, gate, up, beta, linear_beta, up)
-        split_rows(up, hidden)
-        _products(fmt, tasks, (2,), width, intermediate, hidden, (result,), starts, group)
-        if not _finite(result):
-            return first + _first_bad((result,), starts, group)
-        out[out_index[j0:j1]] = result
+    width, hidden_row = out.shape[1], padded(intermediate)
+    form = FORMS[fmt]
+    a = np.zeros(WORDS, np.int64)
+    a[[DIRECT, MOST_DIRECT]] = form.kernel.address, form.vectors
+    a[[MANY, UNPACK]] = panels.many.address, panels.PANEL[fmt].address
+    a[[SCRATCH, SCRATCH_EACH]] = scratch(panels.SCRATCH_BYTES), panels.SCRATCH_BYTES
+    a[[X, X_ROW, HIDDEN_ROW]] = xs.ctypes.data, xs.strides[0], 4 * hidden_row
+    a[[OUT, OUT_ROW]] = out.ctypes.data, out.strides[0]
+    a[ACTIVATION] = int(activation)
+    a.view(np.float32)[[2 * BETA, 2 * LINEAR_BETA]] = beta, linear_beta
+    row_start, row_index, out_index = (
+        np.ascontiguousarray(each, np.int32) for each in (row_start, row_index, out_index)
+    )
+    addresses = np.ascontiguousarray(addresses, np.int64)
+    for first, last in _groups(np.diff(row_start).tolist(), len(scratch_) // (2 * hidden_row)):
+        j0, rows = int(row_start[first]), int(row_start[last] - row_start[first])
+        bad = np.zeros(last - first, np.int64)
+        a[[HIDDEN, UP]] = scratch_.ctypes.data, scratch_.ctypes.data + 4 * rows * hidden_row
+        a[[BAD, ADDRESSES]] = bad.ctypes.data, addresses[first:].ctypes.data
+        a[[ROW_START, ROW_INDEX]] = row_start[first:].ctypes.data, row_index[j0:].ctypes.data
+        a[OUT_INDEX] = out_index[j0:].ctypes.data
+        _round(a, _inner_piece, fmt, last - first, intermediate, width)
+        _round(a, _outer_piece, fmt, last - first, width, intermediate)
+        if bad.any():
+            return first + int(np.flatnonzero(bad)[0])
     return -1
 
 
-def _groups(counts: npt.NDArray[np.int32], most: int) -> Iterator[tuple[int, int]]:
+def _groups(counts: list[int], most: int) -> Iterator[tuple[int, int]]:
     """Runs of tasks with at most `most` rows together."""
     first, held = 0, 0
-    for i, count in enumerate(counts.tolist()):
+    for i, count in enumerate(counts):
         if held and held + count > most:
             yield first, i
             first, held = i, 0
@@ -112,68 +209,13 @@ def _groups(counts: npt.NDArray[np.int32], most: int) -> Iterator[tuple[int, int
         yield first, len(counts)
 
 
-def _areas(memory: Floats, m: int, intermediate: int, width: int) -> list[Floats]:
-    """The scratch cut into (gate, up, hidden, result, x) of m rows each."""
-    areas, start = [], 0
-    for columns in (intermediate, intermediate, padded(intermediate), width, padded(width)):
-        areas.append(memory[start : start + m * columns].reshape(m, columns))
-        start += m * columns
-    return areas
-
-
-def _products(
-    fmt: WeightFormat,
-    addresses: Addresses,
-    columns: tuple[int, ...],
-    count: int,
-    cols: int,
-    x: Floats,
-    results: tuple[Floats, ...],
-    starts: Ints,
-    vectors: npt.NDArray[np.int32],
+def _round(
+    a: npt.NDArray[np.int64], piece: Kernel, fmt: WeightFormat, tasks: int, rows: int, cols: int
 ) -> None:
-    """results[k][rows of task i] = x[rows of task i] @ W.T, W = the `count` x `cols` at addresses[i, columns[k]]."""
-    row, scale_row = row_bytes(fmt, cols), scale_row_bytes(fmt, cols)
-    single = max(1, PIECE_BYTES // max(1, row) // 12) * 12
-    at_once = np.where(vectors == 1, single, [panels.rows_at_once(int(v)) for v in vectors])
-    pieces = -(-count // at_once)
-    task = np.repeat(np.arange(len(vectors)), pieces)
-    piece = np.arange(len(task)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    r0 = piece * at_once[task]
-    items = np.empty((len(columns), len(task), _ITEM), np.int64)
-    for k, (column, y) in enumerate(zip(columns, results, strict=True)):
-        items[k, :, 0] = addresses[task, column] + r0 * row
-        items[k, :, 1] = addresses[task, column + 1] + r0 * scale_row
-        items[k, :, 2] = np.minimum(at_once[task], count - r0)
-        items[k, :, 3] = x.ctypes.data + starts[task].astype(np.int64) * x.strides[0]
-        items[k, :, 4] = vectors[task]
-        items[k, :, 5] = y.ctypes.data + starts[task].astype(np.int64) * y.strides[0] + 4 * r0
-    own = panels.SCRATCH_BYTES if int(vectors.max()) > 1 else 0
-    arguments = np.array(
-        [
-            rows.ONE[fmt].address,
-            panels.many.address,
-            panels.PANEL[fmt].address,
-            row,
-            scale_row,
-            cols,
-            x.strides[0],
-            results[0].strides[0],
-            items.ctypes.data,
-            scratch(own) if own else 0,
-            own,
-        ],
-        np.int64,
-    )
-    run(_piece, arguments, len(columns) * len(task))
-
-
-def _finite(*arrays: Floats) -> bool:
-    return all(all_finite(array) for array in arrays)
-
-
-def _first_bad(arrays: tuple[Floats, ...], starts: Ints, counts: npt.NDArray[np.int32]) -> int:
-    for i, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
-        if not _finite(*(array[start : start + count] for array in arrays)):
-            return i
-    return 0
+    """Run `piece` over all runs of rows of the `rows` x `cols` matrices of all tasks."""
+    share = -(-rows * tasks // (8 * threads() * PIECE))
+    at_once = PIECE * max(1, min(4, share))
+    pieces = -(-rows // at_once)
+    a[[PIECES, AT_ONCE, ROWS, COLS]] = pieces, at_once, rows, cols
+    a[[ROW, SCALE_ROW]] = row_bytes(fmt, cols), scale_row_bytes(fmt, cols)
+    run(piece, a, tasks * pieces)

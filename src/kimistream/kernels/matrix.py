@@ -12,15 +12,17 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from . import finite, panels, rows
+from . import finite, panels
 from .decode import DECODERS, GROUP
 from .formats import WeightFormat
-from .runtime import argument, caller, kernel, run, scratch
+from .panels import BAND
+from .rows import FORMS
+from .runtime import argument, caller, kernel, run, scratch, threads
 
 Floats = npt.NDArray[np.float32]
 
-PIECE_BYTES = 128 * 1024
-"""About how many stored bytes one piece of work of a one-vector product reads."""
+PIECE_BYTES = 512 * 1024
+"""Most stored bytes of one piece of work: many times `rows.AHEAD`, as what is asked for past its end may be wasted."""
 
 
 def padded(cols: int) -> int:
@@ -53,46 +55,48 @@ def split_rows(x: Floats, out: Floats) -> None:
         pairs[:, full] = last.reshape(count, GROUP // 2, 2).transpose(0, 2, 1)
 
 
-invoke_6, invoke_13 = caller(6), caller(13)
+invoke_11, invoke_15 = caller(11), caller(15)
 
 
 @kernel("void(int64, int64, int64)")
 def _product_piece(arguments, item, worker):
-    """A run of rows of a product; the arguments are listed in `matmul`."""
-    one, many, unpack = argument(arguments, 0), argument(arguments, 1), argument(arguments, 2)
-    weight, scale, row, scale_row = (
+    """A run of rows of a product; `matmul` lists the arguments."""
+    direct, most_direct, many, unpack = (
+        argument(arguments, 0),
+        argument(arguments, 1),
+        argument(arguments, 2),
         argument(arguments, 3),
+    )
+    weight, row, scale, scale_row = (
         argument(arguments, 4),
         argument(arguments, 5),
         argument(arguments, 6),
-    )
-    count, cols, x, x_row = (
         argument(arguments, 7),
-        argument(arguments, 8),
-        argument(arguments, 9),
-        argument(arguments, 10),
     )
-    vectors, y, y_row = argument(arguments, 11), argument(arguments, 12), argument(arguments, 13)
-    scratch_base, scratch_each, at_once = (
-        argument(arguments, 14),
-        argument(arguments, 15),
-        argument(arguments, 16),
-    )
+    rows, cols, at_once = argument(arguments, 8), argument(arguments, 9), argument(arguments, 10)
+    x, x_row, vectors = argument(arguments, 11), argument(arguments, 12), argument(arguments, 13)
+    y, y_row = argument(arguments, 14), argument(arguments, 15)
     r0 = item * at_once
-    n = min(at_once, count - r0)
-    w, s = weight + r0 * row, scale + r0 * scale_row
-    if vectors == 1:
-        invoke_6(one, w, s, n, cols, x, y + r0 * 4)
+    n = min(at_once, rows - r0)
+    w, s, out = weight + r0 * row, scale + r0 * scale_row, y + r0 * 4
+    if vectors <= most_direct:
+        invoke_11(direct, w, s, n, cols, x, x_row, 0, vectors, out, y_row, 0)
     else:
-        own = scratch_base + worker * scratch_each
-        invoke_13(many, unpack, w, s, row, scale_row, n, cols, x, x_row, vectors, y + r0 * 4, y_row, own)
+        own = argument(arguments, 16) + worker * argument(arguments, 17)
+        invoke_15(many, unpack, w, s, row, scale_row, n, cols, x, x_row, 0, vectors, out, y_row, 0, own)
+
+
+def rows_of_piece(row_nbytes: int, rows: int) -> int:
+    """How many rows one piece of work takes: some pieces for each thread, none too small to be worth it."""
+    share = -(-rows // (8 * threads()))
+    return max(BAND, min(share, PIECE_BYTES // max(1, row_nbytes)) // BAND * BAND)
 
 
 def matmul(
     fmt: WeightFormat,
     weight_addr: int,
     scale_addr: int,
-    rows_: int,
+    rows: int,
     cols: int,
     xs: Floats,
     y: Floats,
@@ -104,38 +108,16 @@ def matmul(
     same of the scales (MXFP4 only). xs f32[T, padded(cols)]: the vectors as `split_rows` leaves them. y f32[T, N].
     """
     vectors = xs.shape[0]
-    if vectors == 0 or rows_ == 0:
+    if vectors == 0 or rows == 0:
         return
     row = row_bytes(fmt, cols)
-    if vectors == 1:
-        at_once = max(1, PIECE_BYTES // max(1, row) // 12) * 12
-        own = 0
-    else:
-        at_once = panels.rows_at_once(vectors)
-        own = panels.SCRATCH_BYTES
-    arguments = np.array(
-        [
-            rows.ONE[fmt].address,
-            panels.many.address,
-            panels.PANEL[fmt].address,
-            weight_addr,
-            scale_addr,
-            row,
-            scale_row_bytes(fmt, cols),
-            rows_,
-            cols,
-            xs.ctypes.data,
-            xs.strides[0],
-            vectors,
-            y.ctypes.data + 4 * col0,
-            y.strides[0],
-            scratch(own) if own else 0,
-            own,
-            at_once,
-        ],
-        np.int64,
-    )
-    run(_product_piece, arguments, -(-rows_ // at_once))
+    at_once = rows_of_piece(row, rows)
+    form = FORMS[fmt]
+    arguments = [form.kernel.address, form.vectors, panels.many.address, panels.PANEL[fmt].address]
+    arguments += [weight_addr, row, scale_addr, scale_row_bytes(fmt, cols), rows, cols, at_once]
+    arguments += [xs.ctypes.data, xs.strides[0], vectors, y.ctypes.data + 4 * col0, y.strides[0]]
+    arguments += [scratch(panels.SCRATCH_BYTES), panels.SCRATCH_BYTES]
+    run(_product_piece, np.array(arguments, np.int64), -(-rows // at_once))
 
 
 def all_finite(y: Floats, col0: int = 0, col1: int | None = None) -> bool:
@@ -148,7 +130,7 @@ def all_finite(y: Floats, col0: int = 0, col1: int | None = None) -> bool:
 
 
 def find_nonfinite(
-    fmt: WeightFormat, weight_addr: int, scale_addr: int, rows_: int, cols: int
+    fmt: WeightFormat, weight_addr: int, scale_addr: int, rows: int, cols: int
 ) -> tuple[int, int]:
     """(row, column) of the first stored weight that is not finite as float32, or (-1, -1).
 
@@ -156,11 +138,11 @@ def find_nonfinite(
     """
     row, scale_row = row_bytes(fmt, cols), scale_row_bytes(fmt, cols)
     at_once = max(1, PIECE_BYTES // max(1, row))
-    items = -(-rows_ // at_once)
+    items = -(-rows // at_once)
     found = np.full(max(1, items), -1, np.int64)
     panel_bytes = panels.PANEL_BYTES
     unpack = panels.PANEL[fmt]
-    arguments = [unpack.address, weight_addr, scale_addr, row, scale_row, rows_, cols, at_once]
+    arguments = [unpack.address, weight_addr, scale_addr, row, scale_row, rows, cols, at_once]
     arguments += [scratch(panel_bytes), panel_bytes, found.ctypes.data]
     run(finite.search_piece, np.array(arguments, np.int64), items)
     bad = found[found >= 0]

@@ -5,24 +5,28 @@ order of the arithmetic contract (see `rows`) all the same.
 Does not know: threads, files, what a row means.
 
 A panel is `PANEL_ROWS` rows by `PANEL_GROUPS` groups of 32 columns, unpacked to float32. A register block is the
-rows of a panel by up to `BLOCK_VECTORS` vectors; its sums stay in registers along the panel and wait in scratch
-between panels. Even and odd columns (and, on CPUs with shorter vectors, parts of the 16 lanes) are separate
-runs over the panel, so the block can be large.
+rows of a panel by up to `BLOCK` vectors; its sums stay in registers along the panel and wait in scratch between
+panels. Even and odd columns (and, on CPUs with shorter vectors, parts of the 16 lanes) are separate runs over the
+panel, so that the block can be large.
+
+`BAND` rows are carried through all columns together. Meanwhile the same columns of the next band are asked for,
+one line in each step of the innermost loop: asked for in a burst, they would hold up everything else.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
 from .decode import DECODERS, GROUP, Decoder, with_tail
 from .formats import WeightFormat
-from .rows import closed, offset
+from .rows import ask_for, closed, offset, place
 from .runtime import caller, kernel
-from .simd import F32, FEAT, I64, LANES, N, P, at, call, join, load, op, st1, store
+from .simd import F32, FEAT, I64, LANES, N, P, at, call, join, load, op, splat, st1, step, stf, store
 
 if "avx512f" in FEAT:
     WIDTH, PANEL_ROWS = 16, 6  # 24 sums, 6 weights and a vector: 31 of 32 registers
@@ -32,26 +36,24 @@ elif "neon" in FEAT:
     WIDTH, PANEL_ROWS = 4, 6
 else:
     WIDTH, PANEL_ROWS = 4, 3
-BLOCK_VECTORS = 4
+BLOCK = 4
+RUNS = 2 * LANES // WIDTH
 PANEL_GROUPS = 16
+BAND = 24
 VECTORS = 64
-"""Vectors worked on together; with more, the weights are unpacked again for each 64."""
-SUMS = 1536
-"""Dot products under way at once in one thread: rows x vectors."""
+"""Vectors carried through a band together; with more, the weights are unpacked again for each 64."""
 
 GROUP_FLOATS = 4 * GROUP
 PANEL_BYTES = PANEL_ROWS * PANEL_GROUPS * GROUP_FLOATS
-SCRATCH_BYTES = PANEL_BYTES + (SUMS + PANEL_ROWS * VECTORS) * GROUP_FLOATS
+SCRATCH_BYTES = PANEL_BYTES + BAND * VECTORS * GROUP_FLOATS
 """Scratch of one thread."""
 
 
-def rows_at_once(vectors: int) -> int:
-    """Rows of one piece of work: a multiple of PANEL_ROWS, few enough for the sums of `vectors` vectors."""
-    return max(1, SUMS // (min(vectors, VECTORS) * PANEL_ROWS)) * PANEL_ROWS
-
-
 def unpacked(decoder: Decoder) -> Any:
-    """An intrinsic: a run of groups of one row to float32: (w, s, full groups, bytes of a partial one, panel)."""
+    """An intrinsic: a run of groups of one row to float32.
+
+    Arguments: w, s, full groups, bytes of a partial one, panel.
+    """
 
     @op(types.void, P, P, N, N, P)
     def unpack(b, w, s, groups, tail, panel):
@@ -125,34 +127,34 @@ PANEL = {
 }
 
 
-def register_block(vectors: int) -> Any:
+def register_block(vectors: int, asks: int) -> Any:
     """An intrinsic: the FMAs of a panel with `vectors` vectors, sums in registers.
 
-    Arguments: panel, x (at the panel's first group), bytes between vectors, sums, groups, whether the sums start
-    at zero. Sums are kept as [run][row][vector][WIDTH lanes].
+    Arguments: panel, BLOCK vectors (each at the panel's first group), sums, groups; then what to ask for meanwhile:
+    address, bytes of a group, bytes of a row; `asks` rows in each run. Sums are kept as [run][row][vector][WIDTH].
     """
     lanes = ir.VectorType(F32, WIDTH)
-    zero = ir.Constant(lanes, [0.0] * WIDTH)
     pairs = [(r, t) for r in range(PANEL_ROWS) for t in range(vectors)]
+    at_sum = {(r, t): I64((r * vectors + t) * WIDTH * 4) for r, t in pairs}
 
-    @op(types.void, P, P, N, P, N, types.boolean)
-    def add_panel(b, panel, x, x_row, sums, groups, first):
-        slots = {pair: cgutils.alloca_once_value(b, zero) for pair in pairs}
-        xs = [offset(b, x, b.mul(x_row, I64(t))) for t in range(vectors)]
-        for run in range(2 * LANES // WIDTH):
-            lane0 = I64(run * WIDTH * 4)
-            at_sum = {(r, t): I64(((run * PANEL_ROWS + r) * vectors + t) * WIDTH * 4) for r, t in pairs}
-            with b.if_else(first) as (yes, no):
-                with yes:
-                    for pair in pairs:
-                        b.store(zero, slots[pair])
-                with no:
-                    for pair in pairs:
-                        b.store(load(b, sums, at_sum[pair], lanes), slots[pair])
+    @op(types.void, P, *[P] * BLOCK, P, N, P, N, N)
+    def add_panel(b, panel, x0, x1, x2, x3, sums, groups, ahead, ahead_group, ahead_row):
+        slots = {pair: cgutils.alloca_once(b, lanes) for pair in pairs}
+        with cgutils.for_range(b, I64(RUNS)) as each:
+            lane0 = b.mul(each.index, I64(WIDTH * 4))
+            own = offset(b, sums, b.mul(each.index, I64(len(pairs) * WIDTH * 4)))
+            weight = offset(b, panel, lane0)
+            xs = [offset(b, x, lane0) for x in (x0, x1, x2, x3)[:vectors]]
+            first = b.mul(each.index, b.mul(ahead_row, I64(asks)))
+            asked = [offset(b, ahead, b.add(first, b.mul(ahead_row, I64(k)))) for k in range(asks)]
+            for pair in pairs:
+                b.store(load(b, own, at_sum[pair], lanes), slots[pair])
             with cgutils.for_range(b, groups) as loop:
-                g = b.add(b.mul(loop.index, I64(GROUP_FLOATS)), lane0)
+                for p in asked:
+                    ask_for(b, offset(b, p, b.mul(loop.index, ahead_group)), 64)
+                g = b.mul(loop.index, I64(GROUP_FLOATS))
                 weights = [
-                    load(b, panel, b.add(g, I64(r * PANEL_GROUPS * GROUP_FLOATS)), lanes)
+                    load(b, weight, b.add(g, I64(r * PANEL_GROUPS * GROUP_FLOATS)), lanes)
                     for r in range(PANEL_ROWS)
                 ]
                 for t in range(vectors):
@@ -161,7 +163,10 @@ def register_block(vectors: int) -> Any:
                         slot = slots[r, t]
                         b.store(call(b, f"llvm.fma.v{WIDTH}f32", lanes, weights[r], v, b.load(slot)), slot)
             for pair in pairs:
-                store(b, b.load(slots[pair]), sums, at_sum[pair])
+                store(b, b.load(slots[pair]), own, at_sum[pair])
+            # No code, but a wall for the compiler: it would load the next run's sums before this run has ended,
+            # and have too few registers for both.
+            b.fence("acq_rel", targetscope="singlethread")
 
     return add_panel
 
@@ -188,56 +193,80 @@ def register_block_end(vectors: int) -> Any:
     return end
 
 
-add_4, add_3, add_2, add_1 = (register_block(n) for n in (4, 3, 2, 1))
+ASKS = -(-PANEL_ROWS // RUNS)
+add_4_of_many = register_block(4, 1)
+add_4, add_3, add_2, add_1 = (register_block(n, ASKS) for n in (4, 3, 2, 1))
 end_4, end_3, end_2, end_1 = (register_block_end(n) for n in (4, 3, 2, 1))
-
 
 invoke_7 = caller(7)
 
 
-@kernel("void(" + ", ".join(["int64"] * 13) + ")")
-def many(unpack, weight, scale, row, scale_row, rows, cols, x, x_row, vectors, y, y_row, scratch):
+@kernel("void(" + ", ".join(["int64"] * 15) + ")")
+def many(
+    unpack, weight, scale, row, scale_row, rows, cols, x, x_row, x_index, vectors, y, y_row, y_index, scratch
+):
     """y[t, r] = dot(row r, x[t]) for any number of rows and vectors; all strides in bytes.
 
-    `unpack` is the address of the form's panel kernel; `scratch` has SCRATCH_BYTES, and `rows` is at most
-    rows_at_once(vectors).
+    `unpack` is the address of the form's panel kernel. `x_index` and `y_index`: 0, or addresses of int32 numbers
+    of the vectors to take and the results to write. `scratch` has SCRATCH_BYTES.
     """
     groups = (cols + 31) // 32
+    group_bytes = row * 32 // cols
     sums = scratch + PANEL_BYTES
+    panel = at(scratch)
+    zero = splat(np.float32(0.0))
     for t0 in range(0, vectors, VECTORS):
         nt = min(VECTORS, vectors - t0)
-        for g0 in range(0, groups, PANEL_GROUPS):
-            ng = min(PANEL_GROUPS, groups - g0)
-            for r0 in range(0, rows, PANEL_ROWS):
-                nr = min(PANEL_ROWS, rows - r0)
-                invoke_7(unpack, weight + r0 * row, scale + r0 * scale_row, nr, cols, g0, ng, scratch)
-                t = 0
-                while t < nt:
-                    xs = at(x + (t0 + t) * x_row + g0 * 128)
-                    block = at(sums + (r0 * nt + t * PANEL_ROWS) * 128)
-                    left = nt - t
-                    if left >= 4:
-                        add_4(at(scratch), xs, x_row, block, ng, g0 == 0)
-                    elif left == 3:
-                        add_3(at(scratch), xs, x_row, block, ng, g0 == 0)
-                    elif left == 2:
-                        add_2(at(scratch), xs, x_row, block, ng, g0 == 0)
-                    else:
-                        add_1(at(scratch), xs, x_row, block, ng, g0 == 0)
-                    t += 4
-        for r0 in range(0, rows, PANEL_ROWS):
-            nr = min(PANEL_ROWS, rows - r0)
-            for t in range(0, nt, 4):
-                block = at(sums + (r0 * nt + t * PANEL_ROWS) * 128)
-                left = nt - t
-                for k in range(min(4, left)):
-                    for r in range(nr):
-                        if left >= 4:
-                            value = end_4(block, r, k)
+        spread = nt >= BLOCK * ASKS
+        for band in range(0, rows, BAND):
+            end = min(rows, band + BAND)
+            for i in range(BAND * nt * 2):
+                stf(at(sums), i * 64, zero)
+            for g0 in range(0, groups, PANEL_GROUPS):
+                ng = min(PANEL_GROUPS, groups - g0)
+                for r0 in range(band, end, PANEL_ROWS):
+                    nr = min(PANEL_ROWS, end - r0)
+                    invoke_7(unpack, weight + r0 * row, scale + r0 * scale_row, nr, cols, g0, ng, scratch)
+                    ahead, ahead_row = weight + (r0 + BAND) * row + g0 * group_bytes, row
+                    block = sums + (r0 - band) * nt * 128
+                    for t in range(t0, t0 + nt, BLOCK):
+                        left = t0 + nt - t
+                        x0 = step(place(x, x_row, x_index, t), g0 * 128)
+                        x1 = step(place(x, x_row, x_index, t + 1), g0 * 128) if left > 1 else x0
+                        x2 = step(place(x, x_row, x_index, t + 2), g0 * 128) if left > 2 else x0
+                        x3 = step(place(x, x_row, x_index, t + 3), g0 * 128) if left > 3 else x0
+                        p, a = at(block), at(ahead)
+                        if left >= 4 and spread:
+                            add_4_of_many(panel, x0, x1, x2, x3, p, ng, a, group_bytes, ahead_row)
+                        elif left >= 4:
+                            add_4(panel, x0, x1, x2, x3, p, ng, a, group_bytes, ahead_row)
                         elif left == 3:
-                            value = end_3(block, r, k)
+                            add_3(panel, x0, x1, x2, x3, p, ng, a, group_bytes, ahead_row)
                         elif left == 2:
-                            value = end_2(block, r, k)
+                            add_2(panel, x0, x1, x2, x3, p, ng, a, group_bytes, ahead_row)
                         else:
-                            value = end_1(block, r, k)
-                        st1(at(y), (t0 + t + k) * y_row + (r0 + r) * 4, value)
+                            add_1(panel, x0, x1, x2, x3, p, ng, a, group_bytes, ahead_row)
+                        block += BLOCK * PANEL_ROWS * 128
+                        ahead += RUNS * row
+                        if not spread or t - t0 >= BLOCK * (
+                            ASKS - 1
+                        ):  # all rows of the next panel are asked for
+                            ahead, ahead_row = scratch, 0
+            for r0 in range(band, end, PANEL_ROWS):
+                nr = min(PANEL_ROWS, end - r0)
+                block = sums + (r0 - band) * nt * 128
+                for t in range(0, nt, BLOCK):
+                    left = nt - t
+                    for k in range(min(BLOCK, left)):
+                        out = step(place(y, y_row, y_index, t0 + t + k), r0 * 4)
+                        for r in range(nr):
+                            if left >= 4:
+                                value = end_4(at(block), r, k)
+                            elif left == 3:
+                                value = end_3(at(block), r, k)
+                            elif left == 2:
+                                value = end_2(at(block), r, k)
+                            else:
+                                value = end_1(at(block), r, k)
+                            st1(out, r * 4, value)
+                    block += BLOCK * PANEL_ROWS * 128

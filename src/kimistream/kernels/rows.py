@@ -11,16 +11,17 @@ How many rows and vectors are worked on together changes nothing in that, so it 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 
 from .decode import DECODERS, GROUP, Decoder, with_tail
 from .formats import WeightFormat
-from .runtime import kernel
-from .simd import I32, I64, LANES, VF, N, P, at, call, load, op, reduced, step, store
+from .runtime import OPTIONS, Kernel, kernel
+from .simd import FEAT, I32, I64, LANES, VF, N, P, at, call, ld_i32, load, op, reduced, step, store
 
 ZERO = ir.Constant(VF, [0.0] * LANES)
 AHEAD = 16384
@@ -45,123 +46,180 @@ def ask_for(b: Any, p: Any, nbytes: int) -> None:
         b.call(fetch, [offset(b, p, I64(k)), I32(0), I32(2), I32(1)])
 
 
-def dots(decoder: Decoder, rows: int, vectors: int, unroll: int = 1) -> Any:
-    """An intrinsic: y[t, r] = dot(row r, x[t]) for `rows` consecutive stored rows and `vectors` vectors.
+def dots(decoder: Decoder, at_once: int, vectors: int, unroll: int = 1) -> Any:
+    """An intrinsic: y[t][r] = dot(row r, x[t]) for any number of consecutive stored rows and `vectors` vectors.
 
-    Arguments: w, s (the first row's bytes and scales), bytes of a row, scale bytes of a row, full groups, bytes
-    of a last partial group, x (split), bytes between vectors, y, bytes between the results of two vectors.
+    Arguments: w, s (the first row's bytes and scales), rows, cols, `vectors` pointers to split vectors, `vectors`
+    pointers to results. `at_once` rows share the loads of the vectors, and hide the latency of an FMA.
     """
 
-    @op(types.void, P, P, N, N, N, N, P, N, P, N)
-    def compute(b, w, s, w_row, s_row, groups, tail, x, x_row, y, y_row):
-        slots = [cgutils.alloca_once_value(b, ZERO) for _ in range(rows * vectors * 2)]
-        ws = [offset(b, w, b.mul(w_row, I64(r))) for r in range(rows)]
-        ss = [offset(b, s, b.mul(s_row, I64(r))) for r in range(rows)]
-        xs = [offset(b, x, b.mul(x_row, I64(t))) for t in range(vectors)]
+    @op(types.void, P, P, N, N, *[P] * (2 * vectors))
+    def compute(b, w, s, rows, cols, *pointers):
+        xs, ys = pointers[:vectors], pointers[vectors:]
+        groups, rest = b.ashr(cols, I64(5)), b.and_(cols, I64(GROUP - 1))
+        tail = b.ashr(b.mul(rest, I64(decoder.group_bytes)), I64(5))
+        w_row = b.ashr(b.mul(cols, I64(decoder.group_bytes)), I64(5))
+        s_row = b.mul(groups, I64(decoder.scale_bytes))
+        slots = [cgutils.alloca_once_value(b, ZERO) for _ in range(at_once * vectors * 2)]
 
-        def add(weights, g):
-            x_at = b.mul(g, I64(4 * GROUP))
+        def block(r0, count):
+            w0 = offset(b, w, b.mul(w_row, r0))
+            ws = [offset(b, w0, b.mul(w_row, I64(r))) for r in range(count)]
+            ss = [offset(b, s, b.mul(s_row, b.add(r0, I64(r)))) for r in range(count)]
+
+            def add(weights, g):
+                x_at = b.mul(g, I64(4 * GROUP))
+                for t in range(vectors):
+                    halves = [load(b, xs[t], x_at, VF), load(b, xs[t], b.add(x_at, I64(64)), VF)]
+                    for r in range(count):
+                        for h in (0, 1):
+                            slot = slots[(t * at_once + r) * 2 + h]
+                            b.store(
+                                call(b, "llvm.fma.v16f32", VF, weights[r][h], halves[h], b.load(slot)), slot
+                            )
+
+            def add_stored(g):
+                w_at, s_at = b.mul(g, I64(decoder.group_bytes)), b.mul(g, I64(decoder.scale_bytes))
+                add(
+                    [decoder.group(b, offset(b, ws[r], w_at), offset(b, ss[r], s_at)) for r in range(count)],
+                    g,
+                )
+
+            for slot in slots:
+                b.store(ZERO, slot)
+            whole = b.and_(groups, I64(-unroll)) if count > 1 else I64(0)
+            if count > 1:
+                with cgutils.for_range_slice(b, I64(0), whole, I64(unroll), I64) as (g, _):
+                    # The rows lie one behind the other: what is asked for runs linearly ahead of the block.
+                    span = count * decoder.group_bytes
+                    ask_for(b, offset(b, w0, b.add(b.mul(g, I64(span)), I64(AHEAD))), span * unroll)
+                    for u in range(unroll):
+                        add_stored(b.add(g, I64(u)))
+            if count == 1 or unroll > 1:
+                with cgutils.for_range_slice(b, whole, groups, I64(1), I64) as (g, _):
+                    add_stored(g)
+            if not decoder.scale_bytes:
+                with b.if_then(b.icmp_signed(">", tail, I64(0)), likely=False):
+                    w_at = b.mul(groups, I64(decoder.group_bytes))
+                    add(
+                        [with_tail(b, decoder, offset(b, ws[r], w_at), ss[r], tail) for r in range(count)],
+                        groups,
+                    )
             for t in range(vectors):
-                halves = [load(b, xs[t], x_at, VF), load(b, xs[t], b.add(x_at, I64(64)), VF)]
-                for r in range(rows):
-                    for h in (0, 1):
-                        slot = slots[(t * rows + r) * 2 + h]
-                        b.store(call(b, "llvm.fma.v16f32", VF, weights[r][h], halves[h], b.load(slot)), slot)
+                for r in range(count):
+                    at_slot = (t * at_once + r) * 2
+                    value = closed(b, b.load(slots[at_slot]), b.load(slots[at_slot + 1]))
+                    store(b, value, ys[t], b.mul(b.add(r0, I64(r)), I64(4)))
 
-        def add_stored(g):
-            w_at, s_at = b.mul(g, I64(decoder.group_bytes)), b.mul(g, I64(decoder.scale_bytes))
-            add([decoder.group(b, offset(b, ws[r], w_at), offset(b, ss[r], s_at)) for r in range(rows)], g)
-
-        for slot in slots:
-            b.store(ZERO, slot)
-        whole = b.and_(groups, I64(-unroll))
-        with cgutils.for_range_slice(b, I64(0), whole, I64(unroll), I64) as (g, _):
-            # The rows lie one behind the other: what is asked for runs linearly ahead of the whole block.
-            span = rows * decoder.group_bytes
-            ask_for(b, offset(b, w, b.add(b.mul(g, I64(span)), I64(AHEAD))), span * unroll)
-            for u in range(unroll):
-                add_stored(b.add(g, I64(u)))
-        if unroll > 1:
-            with cgutils.for_range_slice(b, whole, groups, I64(1), I64) as (g, _):
-                add_stored(g)
-        if not decoder.scale_bytes:
-            with b.if_then(b.icmp_signed(">", tail, I64(0)), likely=False):
-                w_at = b.mul(groups, I64(decoder.group_bytes))
-                add([with_tail(b, decoder, offset(b, ws[r], w_at), ss[r], tail) for r in range(rows)], groups)
-        for t in range(vectors):
-            for r in range(rows):
-                at_slot = (t * rows + r) * 2
-                value = closed(b, b.load(slots[at_slot]), b.load(slots[at_slot + 1]))
-                store(b, value, y, b.add(b.mul(y_row, I64(t)), I64(4 * r)))
+        blocks = b.sub(rows, b.srem(rows, I64(at_once)))
+        with cgutils.for_range_slice(b, I64(0), blocks, I64(at_once), I64) as (r0, _):
+            block(r0, at_once)
+        with cgutils.for_range_slice(b, blocks, rows, I64(1), I64) as (r0, _):
+            block(r0, 1)
 
     return compute
 
 
-bf16_4, bf16_1 = dots(DECODERS[WeightFormat.BF16], 4, 1), dots(DECODERS[WeightFormat.BF16], 1, 1)
-f32_4, f32_1 = dots(DECODERS[WeightFormat.F32], 4, 1), dots(DECODERS[WeightFormat.F32], 1, 1)
-f16_4, f16_1 = dots(DECODERS[WeightFormat.F16], 4, 1), dots(DECODERS[WeightFormat.F16], 1, 1)
-mxfp4_4, mxfp4_1 = dots(DECODERS[WeightFormat.MXFP4], 4, 1, 2), dots(DECODERS[WeightFormat.MXFP4], 1, 1)
-
-ONE_VECTOR = "void(int64, int64, int64, int64, int64, int64)"
-"""(weight address of the first row, its scale address, rows, columns, address of x, address of y)."""
+WIDE = "avx512f" in FEAT
+ROWS = 4 if WIDE else 2
+"""Rows at once with one vector, as many as their sums have registers."""
 
 
-@kernel(ONE_VECTOR)
-def bf16_one(weight, scale, rows, cols, x, y):
-    """y[r] = dot(bfloat16 row r, x)."""
-    row, w, groups, tail = cols * 2, at(weight), cols // 32, cols % 32 * 2
-    r = 0
-    while r + 4 <= rows:
-        bf16_4(step(w, r * row), w, row, 0, groups, tail, at(x), 0, at(y + r * 4), 0)
-        r += 4
-    while r < rows:
-        bf16_1(step(w, r * row), w, row, 0, groups, tail, at(x), 0, at(y + r * 4), 0)
-        r += 1
+def near(fmt: WeightFormat, vectors: int) -> Any:
+    """`dots` of a form for 1 .. 3 vectors, with as many rows at once as there are registers for."""
+    if vectors > 1 and not WIDE:  # never called: the same arguments as a stand-in, and nothing to compile
+        return op(types.void, P, P, N, N, *[P] * (2 * vectors))(lambda b, *_: None)
+    return dots(
+        DECODERS[fmt], min(ROWS, 3) if vectors > 2 else ROWS, vectors, 2 if fmt == WeightFormat.MXFP4 else 1
+    )
 
 
-@kernel(ONE_VECTOR)
-def f16_one(weight, scale, rows, cols, x, y):
-    """y[r] = dot(half precision row r, x)."""
-    row, w, groups, tail = cols * 2, at(weight), cols // 32, cols % 32 * 2
-    r = 0
-    while r + 4 <= rows:
-        f16_4(step(w, r * row), w, row, 0, groups, tail, at(x), 0, at(y + r * 4), 0)
-        r += 4
-    while r < rows:
-        f16_1(step(w, r * row), w, row, 0, groups, tail, at(x), 0, at(y + r * 4), 0)
-        r += 1
+bf16_1, bf16_2, bf16_3 = (near(WeightFormat.BF16, n) for n in (1, 2, 3))
+mxfp4_1, mxfp4_2, mxfp4_3 = (near(WeightFormat.MXFP4, n) for n in (1, 2, 3))
+f32_1, f16_1 = near(WeightFormat.F32, 1), near(WeightFormat.F16, 1)
+
+DIRECT = "void(" + ", ".join(["int64"] * 11) + ")"
+"""(weight, scale, rows, cols, x, bytes between vectors, x_index, vectors, y, bytes between results, y_index).
+
+`x_index` and `y_index`: 0, or addresses of int32 numbers of the vectors to take and of the results to write.
+"""
+
+STRIP = 12
+"""Rows that are taken through all vectors before the next ones: they stay near the core meanwhile."""
 
 
-@kernel(ONE_VECTOR)
-def f32_one(weight, scale, rows, cols, x, y):
-    """y[r] = dot(float32 row r, x)."""
-    row, w, groups, tail = cols * 4, at(weight), cols // 32, cols % 32 * 4
-    r = 0
-    while r + 4 <= rows:
-        f32_4(step(w, r * row), w, row, 0, groups, tail, at(x), 0, at(y + r * 4), 0)
-        r += 4
-    while r < rows:
-        f32_1(step(w, r * row), w, row, 0, groups, tail, at(x), 0, at(y + r * 4), 0)
-        r += 1
+@njit(forceinline=True, **OPTIONS)
+def place(base, row, index, t):
+    """Where vector t is: number index[t], if `index` is not 0."""
+    return at(base + row * (ld_i32(at(index), t * 4) if index != 0 else t))
 
 
-@kernel(ONE_VECTOR)
-def mxfp4_one(weight, scale, rows, cols, x, y):
-    """y[r] = dot(MXFP4 row r, x); cols is a multiple of 32."""
+@kernel(DIRECT)
+def bf16_direct(weight, scale, rows, cols, x, x_row, x_index, vectors, y, y_row, y_index):
+    """y[t, r] = dot(bfloat16 row r, x[t]) for 1 .. 3 vectors."""
+    w, x0, y0 = at(weight), place(x, x_row, x_index, 0), place(y, y_row, y_index, 0)
+    if vectors == 1:
+        bf16_1(w, w, rows, cols, x0, y0)
+        return
+    x1, y1 = place(x, x_row, x_index, 1), place(y, y_row, y_index, 1)
+    if vectors == 2:
+        bf16_2(w, w, rows, cols, x0, x1, y0, y1)
+        return
+    x2, y2 = place(x, x_row, x_index, 2), place(y, y_row, y_index, 2)
+    bf16_3(w, w, rows, cols, x0, x1, x2, y0, y1, y2)
+
+
+@kernel(DIRECT)
+def mxfp4_direct(weight, scale, rows, cols, x, x_row, x_index, vectors, y, y_row, y_index):
+    """y[t, r] = dot(MXFP4 row r, x[t]) for any number of vectors, up to three at once; cols is a multiple of 32."""
+    if vectors == 1:
+        x0, y0 = place(x, x_row, x_index, 0), place(y, y_row, y_index, 0)
+        mxfp4_1(at(weight), at(scale), rows, cols, x0, y0)
+        return
     groups = cols // 32
-    row, w, s = groups * 16, at(weight), at(scale)
-    r = 0
-    while r + 4 <= rows:
-        mxfp4_4(step(w, r * row), step(s, r * groups), row, groups, groups, 0, at(x), 0, at(y + r * 4), 0)
-        r += 4
-    while r < rows:
-        mxfp4_1(step(w, r * row), step(s, r * groups), row, groups, groups, 0, at(x), 0, at(y + r * 4), 0)
-        r += 1
+    for r0 in range(0, rows, STRIP):
+        w, s, n = at(weight + r0 * groups * 16), at(scale + r0 * groups), min(STRIP, rows - r0)
+        t = 0
+        while t < vectors:
+            left = vectors - t
+            x0, y0 = place(x, x_row, x_index, t), step(place(y, y_row, y_index, t), r0 * 4)
+            t += 1
+            if left > 1:
+                x1, y1 = place(x, x_row, x_index, t), step(place(y, y_row, y_index, t), r0 * 4)
+                t += 1
+                if left == 2 or left == 4:
+                    mxfp4_2(w, s, n, cols, x0, x1, y0, y1)
+                else:
+                    x2, y2 = place(x, x_row, x_index, t), step(place(y, y_row, y_index, t), r0 * 4)
+                    t += 1
+                    mxfp4_3(w, s, n, cols, x0, x1, x2, y0, y1, y2)
+            else:
+                mxfp4_1(w, s, n, cols, x0, y0)
 
 
-ONE = {
-    WeightFormat.BF16: bf16_one,
-    WeightFormat.F32: f32_one,
-    WeightFormat.F16: f16_one,
-    WeightFormat.MXFP4: mxfp4_one,
+@kernel(DIRECT)
+def f32_direct(weight, scale, rows, cols, x, x_row, x_index, vectors, y, y_row, y_index):
+    """y[0, r] = dot(float32 row r, x[0])."""
+    f32_1(at(weight), at(weight), rows, cols, place(x, x_row, x_index, 0), place(y, y_row, y_index, 0))
+
+
+@kernel(DIRECT)
+def f16_direct(weight, scale, rows, cols, x, x_row, x_index, vectors, y, y_row, y_index):
+    """y[0, r] = dot(half precision row r, x[0])."""
+    f16_1(at(weight), at(weight), rows, cols, place(x, x_row, x_index, 0), place(y, y_row, y_index, 0))
+
+
+@dataclass(frozen=True)
+class Direct:
+    """The kernel of a form that decodes in registers, and the most vectors it is the faster way for."""
+
+    kernel: Kernel
+    vectors: int
+
+
+FORMS = {
+    WeightFormat.BF16: Direct(bf16_direct, 3 if WIDE else 1),
+    WeightFormat.F32: Direct(f32_direct, 1),
+    WeightFormat.F16: Direct(f16_direct, 1),
+    WeightFormat.MXFP4: Direct(mxfp4_direct, 8 if WIDE else 1),
 }

@@ -356,6 +356,18 @@ def nan_mask(b, v):
 
 
 # ------------------------------------------------------------------ across lanes
+@op(F, F, F)
+def evens(b, low, high):
+    """Lanes 0, 2, 4 ... of 32 lanes."""
+    return b.shuffle_vector(low, high, ir.Constant(VI, list(range(0, 2 * LANES, 2))))
+
+
+@op(F, F, F)
+def odds(b, low, high):
+    """Lanes 1, 3, 5 ... of 32 lanes."""
+    return b.shuffle_vector(low, high, ir.Constant(VI, list(range(1, 2 * LANES, 2))))
+
+
 @op(types.float32, F)
 def hsum(b, v):
     """The sum of the lanes by halving, 16 -> 8 -> 4 -> 2 -> 1: the only order sums are closed in."""
