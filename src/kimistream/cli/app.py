@@ -28,6 +28,7 @@ app = App(
     name="kimistream",
     version=__version__,
     help="Run Kimi K3 from disk on one ordinary machine, exactly and within a memory budget.",
+    suppress_keyboard_interrupt=False,  # an interrupt gets a message here, as every other failure does
 )
 app.command(run)
 app.command(chat)

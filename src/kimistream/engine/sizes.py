@@ -18,7 +18,7 @@ from kimistream.model.vectors import vectors_bytes
 from kimistream.model.workspace import workspace_bytes
 from kimistream.stream.blocks import Blocks
 from kimistream.stream.expert_runs import slot_bytes
-from kimistream.stream.plan import Needs, Plan, block_bytes_for
+from kimistream.stream.plan import Needs, Plan, block_bytes_for, least_budget
 
 DEFAULT_ROWS = 256
 """Rows of a prompt's pass when nothing is known of the prompt."""
@@ -107,7 +107,6 @@ def size_up(checkpoint: Checkpoint, request: Request, budget: int, tuning: Tunin
     snapshots = request.snapshots * snapshot_bytes(config)
     fixed = held + vectors_bytes(config) + request.sequences * (per_sequence + latents) + snapshots
     block_bytes = tuning.block_bytes or block_bytes_for(tape_bytes, budget - fixed)
-    blocks = Blocks(score.items, block_bytes, head_start=score.head.index)
     tables = [checkpoint.experts(layer) for layer in config.moe_layers]
     row_bytes = workspace_bytes(config, 2) - workspace_bytes(config, 1)
     if request.all_logits:
@@ -122,7 +121,7 @@ def size_up(checkpoint: Checkpoint, request: Request, budget: int, tuning: Tunin
         # this pass's, the one before, and the sampler's copy
         logits=3 * max(1, request.sequences) * logits_row,
         row_bytes=row_bytes,
-        spans=blocks.spans,
+        spans=(),
         slot_bytes=max((slot_bytes(table) for table in tables), default=0),
         experts=sum(len(table.offsets) for table in tables),
         least_rows=request.chunk or max(1, request.sequences),
@@ -132,4 +131,13 @@ def size_up(checkpoint: Checkpoint, request: Request, budget: int, tuning: Tunin
             ("workspace", workspace_bytes(config, 1) - row_bytes if not request.all_logits else 0),
         ),
     )
-    return Sized(score, blocks, needs, tuning)
+
+    def cut(block_bytes: int) -> Sized:
+        blocks = Blocks(score.items, block_bytes, head_start=score.head.index)
+        return Sized(score, blocks, replace(needs, spans=blocks.spans), tuning)
+
+    sized = cut(block_bytes)
+    if tuning.block_bytes is None and budget < least_budget(sized.needs):
+        # large blocks, for a tape that is all resident, would ask for more than the least that is told
+        sized = cut(block_bytes_for(tape_bytes))
+    return sized
