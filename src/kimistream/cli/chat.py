@@ -65,8 +65,14 @@ def chat(
     started = time.perf_counter()
     room = Room(memory, context, threads, chunk)
 
+    sampling.options()  # refuses bad values before the engine is loaded
+
+    # all code is loaded before memory is planned: what it takes is counted
+    from kimistream.cli.chat_loop import ChatLoop
+    from kimistream.cli.line_input import open_input
     from kimistream.cli.opening import Opening
 
+    lines = open_input()
     with ExitStack() as stack:
         with Opening(quiet=quiet) as opening:
             opened = open_talk(
@@ -86,7 +92,4 @@ def chat(
                 f"{opened.model.context} positions; ready after {time.perf_counter() - started:.1f} s; "
                 f"/help for help"
             )
-        from kimistream.cli.chat_loop import ChatLoop
-        from kimistream.cli.line_input import open_input
-
-        ChatLoop(opened, open_input(), quiet=quiet, max_tokens=max_tokens, save=True).run()
+        ChatLoop(opened, lines, quiet=quiet, max_tokens=max_tokens, save=True).run()

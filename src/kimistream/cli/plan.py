@@ -27,6 +27,7 @@ def plan(
     context: Whole = 4096,
     prompt_tokens: Whole | None = None,
     chunk: Whole | None = None,
+    snapshots: Whole = 0,
     measure: bool = True,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
@@ -44,6 +45,8 @@ def plan(
         The length of the prompt, for the size of its passes.
     chunk
         Prompt tokens in one pass.
+    snapshots
+        Earlier positions of a conversation within reach; `chat` keeps one.
     measure
         Measure this disk and this memory for a second or two, to tell seconds.
     json
@@ -52,18 +55,21 @@ def plan(
     at_least("--context", context, 1)
     at_least("--prompt-tokens", prompt_tokens, 1)
     at_least("--chunk", chunk, 1)
+    at_least("--snapshots", snapshots, 0)
     path = checkpoint_path(checkpoint)
 
     from kimistream.checkpoint.table import Checkpoint
     from kimistream.engine.estimate import estimate
     from kimistream.engine.model import prepare_kernels, resolve_budget
     from kimistream.engine.rates import disk_rate, memory_rate
+    from kimistream.engine.session import snapshot_bytes
     from kimistream.engine.sizes import Request, Tuning, size_up
+    from kimistream.model.state import state_bytes
     from kimistream.stream.plan import Plan, least_budget, make_plan
 
     opened = Checkpoint.open(path)
     prepare_kernels()
-    request = Request(context, chunk, prompt_tokens)
+    request = Request(context, chunk, prompt_tokens, snapshots=snapshots)
     budget, source = resolve_budget(memory)
     read, compute = (disk_rate(opened), memory_rate()) if measure else (0.0, 0.0)
 
@@ -82,11 +88,13 @@ def plan(
         if step.slots >= step.needs.experts:
             break
     now = estimate(opened.config, chosen, read, compute)
+    session = state_bytes(opened.config, context) + snapshots * snapshot_bytes(opened.config)
     if json:
         fields: dict[str, Any] = {
             "budget_bytes": budget,
             "budget_source": source,
             "least_bytes": least,
+            "session_bytes": session,
             "parts": [{"part": part, "bytes": n, "remark": remark} for part, n, remark in chosen.table()],
             "disk_bytes_per_second": read,
             "memory_bytes_per_second": compute,
@@ -109,6 +117,7 @@ def plan(
     for part, nbytes, remark in chosen.table():
         print(f"  {part:<14} {format_size(nbytes):>9}  {remark}")
     print(f"  {'in all':<14} {format_size(chosen.used):>9}")
+    print(f"a saved session of {context} positions takes {format_size(session)}")
     if measure:
         print(f"\ndisk {format_size(read)}/s (direct reads), memory {format_size(compute)}/s")
     print(
