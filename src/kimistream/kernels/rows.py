@@ -128,10 +128,14 @@ ROWS = 4 if WIDE else 2
 def near(fmt: WeightFormat, vectors: int) -> Any:
     """`dots` of a form for 1 .. 3 vectors, with as many rows at once as there are registers for."""
     if vectors > 1 and not WIDE:  # never called: the same arguments as a stand-in, and nothing to compile
-        return op(types.void, P, P, N, N, *[P] * (2 * vectors))(lambda b, *_: None)
-    return dots(
-        DECODERS[fmt], min(ROWS, 3) if vectors > 2 else ROWS, vectors, 2 if fmt == WeightFormat.MXFP4 else 1
-    )
+
+        @op(types.void, P, P, N, N, *[P] * (2 * vectors))
+        def nothing(b, *_):
+            return None
+
+        return nothing
+    at_once = min(ROWS, 3) if vectors > 2 else ROWS
+    return dots(DECODERS[fmt], at_once, vectors, unroll=2 if fmt == WeightFormat.MXFP4 else 1)
 
 
 bf16_1, bf16_2, bf16_3 = (near(WeightFormat.BF16, n) for n in (1, 2, 3))
