@@ -40,8 +40,10 @@ RATES = (
     (241, 0.6),
     (493, 0.444964),
     (747, 0.447487),
-    (900, 0.45),
-    (1250, 0.01),
+    (877, 0.449622),
+    (930, 0.45),
+    (974, 0.362),
+    (1109, 0.005),
 )
 """Step and rate; linear between them. The last step ends the training."""
 SAVE_SECONDS = 100
