@@ -1,0 +1,165 @@
+"""How kernels are declared, compiled, kept and run; how many threads there are."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kimistream.errors import UsageError
+from kimistream.kernels import cores, folder, runtime
+from kimistream.kernels.formats import WeightFormat
+from kimistream.kernels.matrix import matmul
+
+IMPORT = "from kimistream.kernels import folder; print(folder.FOLDER)"
+
+
+def folder_with(**env: str) -> Path:
+    kept = {k: v for k, v in os.environ.items() if k not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
+    done = subprocess.run([sys.executable, "-c", IMPORT], env={**kept, **env}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+def test_compiled_kernels_are_kept_where_the_user_says(tmp_path):
+    assert folder_with(NUMBA_CACHE_DIR=str(tmp_path / "a")).parent == tmp_path / "a"
+    assert folder_with(XDG_CACHE_HOME=str(tmp_path / "b")).parent == tmp_path / "b" / "kimistream"
+    assert folder_with(HOME=str(tmp_path)).parent == tmp_path / ".cache" / "kimistream"
+
+
+def test_a_folder_that_cannot_be_made_is_replaced_by_a_temporary_one(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    found = folder_with(HOME=str(tmp_path / "file"), TMPDIR=str(tmp_path))
+    assert found.parent.parent == tmp_path
+    assert found.is_dir()
+
+
+def test_a_folder_that_others_can_write_is_not_trusted(tmp_path):
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    assert not folder.is_private(open_to_all)
+    assert folder.is_private(tmp_path / "new")
+
+
+def test_the_name_of_the_folder_depends_on_the_cpu(tmp_path):
+    usual = folder_with(NUMBA_CACHE_DIR=str(tmp_path))
+    assert folder_with(NUMBA_CACHE_DIR=str(tmp_path)) == usual
+    others = [
+        folder_with(NUMBA_CACHE_DIR=str(tmp_path), NUMBA_CPU_NAME="generic"),
+        folder_with(NUMBA_CACHE_DIR=str(tmp_path), NUMBA_CPU_FEATURES="+sse2"),
+        folder_with(NUMBA_CACHE_DIR=str(tmp_path), KIMISTREAM_GENERIC_KERNELS="1"),
+    ]
+    assert len({usual, *others}) == 4
+
+
+def test_compile_all_counts_up_to_the_total():
+    import kimistream.kernels.all  # noqa: F401
+
+    seen = []
+    total = runtime.compile_all(lambda done, of: seen.append((done, of)))
+    assert seen == [(k, total) for k in range(total + 1)]
+    assert runtime.is_cached()
+
+
+@pytest.mark.parametrize("count", [0, -3])
+def test_fewer_than_one_thread_is_refused(count):
+    with pytest.raises(UsageError, match="threads"):
+        runtime.set_threads(count)
+
+
+def test_more_threads_than_were_started_are_refused_with_both_numbers(with_threads):
+    with_threads(2)
+    _product(np.ones((400, 1024), np.float32))
+    most = folder.config.NUMBA_NUM_THREADS
+    with pytest.raises(UsageError, match=f"{most + 5}.*{most}"):
+        runtime.set_threads(most + 5)
+
+
+def _product(weights):
+    y = np.empty((1, len(weights)), np.float32)
+    x = np.ones((1, weights.shape[1]), np.float32)
+    matmul(WeightFormat.F32, weights.ctypes.data, 0, *weights.shape, x, y)
+    return y
+
+
+def test_several_python_threads_may_compute_at_once(with_threads):
+    with_threads(2)
+    weights = [np.full((600, 1024), k, np.float32) for k in range(4)]
+    wrong = []
+
+    def work(k):
+        for _ in range(30):
+            if not (_product(weights[k]) == 1024 * k).all():
+                wrong.append(k)
+
+    workers = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+def _machine(root: Path, siblings: dict[int, str], **files: str) -> Path:
+    for cpu, text in siblings.items():
+        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(text + "\n")
+    for name, text in files.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return root
+
+
+def test_two_threads_of_one_core_count_once(tmp_path):
+    root = _machine(tmp_path, {0: "0,4", 1: "1,5", 4: "0,4", 5: "1,5"})
+    assert cores.fast_physical_cores({0, 1, 4, 5}, root) == 2
+    assert cores.fast_physical_cores({4}, root) == 1
+
+
+def test_efficiency_cores_do_not_count(tmp_path):
+    root = _machine(
+        tmp_path / "x86", {0: "0-1", 1: "0-1", 2: "2", 3: "3"}, sys__devices__cpu_core__cpus="0-1"
+    )
+    assert cores.fast_physical_cores({0, 1, 2, 3}, root) == 1
+    root = _machine(tmp_path / "arm", {c: str(c) for c in range(4)})
+    for cpu, capacity in enumerate((380, 380, 1024, 1000)):
+        (root / f"sys/devices/system/cpu/cpu{cpu}/cpu_capacity").write_text(str(capacity))
+    assert cores.fast_physical_cores({0, 1, 2, 3}, root) == 2
+    assert cores.fast_physical_cores({0, 1}, root) == 2
+
+
+@pytest.mark.parametrize(
+    ("group", "files", "limit"),
+    [
+        ("0::/", {}, math.inf),
+        ("0::/a/b", {"cpu.max": "max 100000"}, math.inf),
+        ("0::/a/b", {"a/cpu.max": "150000 100000", "a/b/cpu.max": "400000 100000"}, 1.5),
+        (
+            "4:cpu,cpuacct:/a",
+            {"cpu,cpuacct/a/cpu.cfs_quota_us": "300000", "cpu,cpuacct/a/cpu.cfs_period_us": "100000"},
+            3,
+        ),
+        ("4:cpu:/a", {"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "100000"}, math.inf),
+    ],
+)
+def test_the_quota_of_a_container_and_its_parents_counts(tmp_path, group, files, limit):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(group + "\n")
+    for name, text in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    assert cores.cgroup_cpu_limit(tmp_path) == limit
+
+
+def test_there_is_at_least_one_thread():
+    assert cores.default_threads() >= 1
