@@ -20,7 +20,8 @@ def main() -> None:
     options.add_argument("--tokens", type=int, default=6)
     arguments = options.parse_args()
     checkpoint = real_width(arguments.directory)
-    least = Model.least_budget(checkpoint, context=64, prompt=1)
+    # this process holds a little more after each model it has had open
+    least = Model.least_budget(checkpoint, context=64, prompt=1) + (24 << 20)
     with opened(checkpoint, least) as model:
         tape = int(np.sum(model.tape.blocks.spans))
     # computing alone: everything resident, nothing waited for
