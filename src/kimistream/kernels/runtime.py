@@ -152,6 +152,9 @@ _lock = threading.Lock()
 _ticket = np.zeros(16, np.int64)
 _threads = 0
 
+# OpenMP's threads spin for milliseconds when they wait, which takes a core away from the disk's threads and from
+# the other compute threads (docs/LEARNED.md, "Waiting threads"); read when its library loads, at the first `run`.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 config.THREADING_LAYER_PRIORITY = ["omp", "workqueue", "tbb"]
 
 
