@@ -11,6 +11,7 @@ its code is compiled once and not again inside each caller. `run` is the one loo
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
