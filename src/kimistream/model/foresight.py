@@ -19,7 +19,7 @@ from kimistream.checkpoint.config import ModelConfig
 from kimistream.kernels.matrix import matmul, padded, split_rows
 from kimistream.kernels.norm import rms_norm
 from kimistream.kernels.residual import residual_mix
-from kimistream.kernels.router import route
+from kimistream.model.moe import choose_experts
 from kimistream.model.order import Score
 from kimistream.model.vectors import Vectors
 from kimistream.model.workspace import Workspace
@@ -81,19 +81,8 @@ class Foresight:
         split_rows(h, x)
         for part in parts:
             matmul(router.format, part.address, 0, part.row1 - part.row0, router.cols, x, logits, part.row0)
-        moe = config.moe
-        route(
-            logits,
-            vectors["e_score_correction_bias"],
-            moe.top_k,
-            moe.sigmoid,
-            moe.num_groups,
-            moe.topk_groups,
-            moe.renormalize,
-            moe.scaling_factor,
-            self._ids[:rows],
-            self._weights[:rows],
-        )
+        bias = vectors["e_score_correction_bias"]
+        choose_experts(config, logits, bias, self._ids[:rows], self._weights[:rows])
         return np.unique(self._ids[:rows])
 
     def read_ahead(self, layer: int, stack_count: int) -> None:

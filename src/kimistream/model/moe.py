@@ -56,6 +56,14 @@ def union_of(ids: Ints) -> Union:
     return Union(experts.astype(np.int32), row_start, outs // np.int32(ids.shape[1]), outs)
 
 
+def choose_experts(config: ModelConfig, logits: Floats, bias: Floats, ids: Ints, weights: Floats) -> None:
+    """Fill ids `[T, k]` (ascending) and weights `[T, k]` from the router's logits `[T, experts]`."""
+    moe = config.moe
+    groups = moe.num_groups, moe.topk_groups
+    scaling = moe.renormalize, moe.scaling_factor
+    route(logits, bias, moe.top_k, moe.sigmoid, *groups, *scaling, ids, weights)
+
+
 def moe_layer(
     config: ModelConfig,
     layer: int,
@@ -76,18 +84,7 @@ def moe_layer(
     x = ws("stream", "x")
     logits, weights = ws("moe", "router"), ws("moe", "expert_weights")
     dense(matrices["router"], x, logits)
-    route(
-        logits,
-        vectors["e_score_correction_bias"],
-        moe.top_k,
-        moe.sigmoid,
-        moe.num_groups,
-        moe.topk_groups,
-        moe.renormalize,
-        moe.scaling_factor,
-        routed,
-        weights,
-    )
+    choose_experts(config, logits, vectors["e_score_correction_bias"], routed, weights)
     union = union_of(routed)
     # asked for at once: the reads run while the matrices below are computed
     experts.request(layer, union.experts)
