@@ -231,6 +231,7 @@ def run(piece: Kernel, arguments: npt.NDArray[np.int64], items: int) -> None:
 
 
 _scratch = np.zeros(0, np.uint8)
+_outgrown: list[npt.NDArray[np.uint8]] = []
 
 
 def scratch(nbytes_each: int) -> int:
@@ -241,5 +242,7 @@ def scratch(nbytes_each: int) -> int:
     global _scratch
     needed = nbytes_each * threads() + 4096
     if _scratch.size < needed:
-        _scratch = np.zeros(needed, np.uint8)
+        # a run in another thread may still use the old one: it is kept (all of them are no larger than the new one)
+        _outgrown.append(_scratch)
+        _scratch = np.zeros(max(needed, 2 * _scratch.size), np.uint8)
     return (int(_scratch.ctypes.data) + 4095) & -4096
