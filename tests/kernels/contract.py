@@ -52,6 +52,10 @@ def dots(weights: Floats, x: Floats) -> Floats:
     return lanes[..., 0]
 
 
+FORMS = (WeightFormat.BF16, WeightFormat.F32, WeightFormat.F16, WeightFormat.MXFP4)
+"""The forms of a row on its own; BF12 exists only in bands."""
+
+
 class Stored:
     """A matrix as it is stored: bytes at an odd address, with nothing of use behind them, and its float32 values."""
 

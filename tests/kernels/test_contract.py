@@ -44,7 +44,7 @@ def same_bits(a, b):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("fmt", WeightFormat)
+@pytest.mark.parametrize("fmt", contract.FORMS)
 def test_products_have_the_bits_of_the_contract_for_any_number_of_vectors(fmt, threads, with_threads):
     with_threads(threads)
     for cols in COLUMNS:
@@ -95,7 +95,7 @@ def test_every_scale_of_mxfp4_multiplies_exactly():
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_cut_of_the_rows_changes_no_bit(threads, with_threads):
     with_threads(threads)
-    for fmt in WeightFormat:
+    for fmt in contract.FORMS:
         stored = contract.Stored(fmt, None, (101, contract.columns(fmt, 304)))
         x = np.random.default_rng(6).standard_normal((19, stored.cols)).astype(np.float32)
         xs = split(x)
@@ -106,7 +106,7 @@ def test_a_cut_of_the_rows_changes_no_bit(threads, with_threads):
                 assert same_bits(np.concatenate(parts, axis=1), whole)
 
 
-@pytest.mark.parametrize("fmt", WeightFormat)
+@pytest.mark.parametrize("fmt", contract.FORMS)
 def test_nothing_is_read_beyond_the_last_byte_of_weights_and_scales(fmt, guarded):
     for cols in (17, 48, 176, 512):
         stored = contract.Stored(fmt, None, (26, contract.columns(fmt, cols)))
@@ -124,7 +124,7 @@ def test_nothing_is_read_beyond_the_last_byte_of_weights_and_scales(fmt, guarded
 def digest() -> str:
     """One sha256 over forms x numbers of vectors x threads x cuts; each must equal the one-vector product."""
     total = hashlib.sha256()
-    for fmt in WeightFormat:
+    for fmt in contract.FORMS:
         stored = contract.Stored(fmt, None, (203, contract.columns(fmt, 1000)))
         x = np.random.default_rng(7).standard_normal((33, stored.cols)).astype(np.float32)
         xs = split(x)

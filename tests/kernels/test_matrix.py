@@ -28,7 +28,7 @@ def test_split_rows_puts_even_columns_before_odd_ones_in_each_group(cols):
         assert np.array_equal(out[:, place], want)
 
 
-@pytest.mark.parametrize("fmt", WeightFormat)
+@pytest.mark.parametrize("fmt", contract.FORMS)
 @pytest.mark.parametrize("count", [1, 2, 5, 9, 40])
 def test_products_are_right_to_float32(fmt, count):
     for rows, cols in ((1, 32), (1, 96), (50, 1824), (131, 416)):
@@ -88,7 +88,7 @@ def test_a_scale_of_255_is_found_at_the_first_column_of_its_group():
         assert find_nonfinite(*place) == (row, group * 32)
 
 
-@pytest.mark.parametrize("fmt", WeightFormat)
+@pytest.mark.parametrize("fmt", contract.FORMS)
 @pytest.mark.parametrize("count", [1, 3, 20])
 def test_a_bad_weight_makes_its_results_bad(fmt, count):
     stored = contract.Stored(fmt, None, (40, 320))

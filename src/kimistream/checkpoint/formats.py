@@ -20,6 +20,8 @@ class WeightFormat(IntEnum):
     F16 = 2
     MXFP4 = 3
     """E2M1 codes, two to a byte, with one E8M0 scale for each 32 columns (ARCHITECTURE section 8)."""
+    BF12 = 4
+    """bfloat16 in about 12 bits, lossless; only inside the bands of a pack (kernels/bands.py)."""
 
 
 WIDTH_BITS = {
