@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -50,3 +52,24 @@ def make_checkpoint(directory: Path) -> Path:
 def talking(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of the talking checkpoint; not to be changed."""
     return make_checkpoint(tmp_path_factory.mktemp("talking") / "checkpoint")
+
+
+@pytest.fixture(scope="session")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """packed(directory, group=100_000) -> its pack, made once, in groups of so many bytes; not to be changed."""
+    from kimistream.checkpoint.table import Checkpoint
+    from kimistream.engine import pack_cut
+    from kimistream.engine.packing import Packing
+
+    folder = tmp_path_factory.mktemp("packs")
+    made: dict[tuple[Path, int], Path] = {}
+
+    def make(directory: Path, group: int = 100_000) -> Path:
+        out = folder / f"{len(made)}.pack"
+        if (directory, group) not in made:
+            with mock.patch.object(pack_cut, "GROUP_BYTES", group):
+                Packing(Checkpoint.open(directory), out).run()
+            made[directory, group] = out
+        return made[directory, group]
+
+    return make

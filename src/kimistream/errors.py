@@ -15,6 +15,7 @@ Does not know: where it is raised, or how it is shown.
     ├── DownloadError               the hub cannot be reached, refuses, or keeps sending wrong bytes
     ├── TextError                   the vocabulary or a text that cannot be encoded
     ├── SessionError                a saved session is damaged or belongs to another checkpoint
+    ├── PackError                   a pack is damaged, cut short, or of another checkpoint
     ├── OutputError                 a result cannot be written
     └── Interrupted                 exit code 130: stopped by the user
 
@@ -87,6 +88,10 @@ class TextError(KimistreamError):
 
 class SessionError(KimistreamError):
     """A saved session cannot be used: damaged, cut short, or of another checkpoint."""
+
+
+class PackError(KimistreamError):
+    """A pack of dense weights cannot be used: damaged, cut short, or of another checkpoint."""
 
 
 class OutputError(KimistreamError):

@@ -153,16 +153,34 @@ class Checkpoint:
 
     def _compute_identity(self) -> str:
         digest = hashlib.sha256(self._config_digest)
-        used = {self._dense[need.name].file for need in _needs(self.config)}
-        for table in self._experts.values():
-            used.update(np.unique(table.files).tolist())
-        for number in sorted(used, key=lambda number: self.files[number].path.name):
+        for number in self._used():
             path, size = self.files[number]
             header, start = self._headers[number]
             digest.update(path.name.encode() + b"\0" + size.to_bytes(8, "little") + header)
             for offset in (start, max(start, size - SAMPLE)):
                 digest.update(self._read(number, offset, min(SAMPLE, size - offset)))
         return digest.hexdigest()
+
+    def _used(self) -> list[int]:
+        """The numbers of the shards with the text model's tensors, in the order of their names."""
+        used = {self._dense[need.name].file for need in _needs(self.config)}
+        for table in self._experts.values():
+            used.update(np.unique(table.files).tolist())
+        return sorted(used, key=lambda number: self.files[number].path.name)
+
+    @property
+    def config_digest(self) -> bytes:
+        """sha256 of config.json."""
+        return self._config_digest
+
+    def shard_digests(self) -> list[tuple[str, int, bytes]]:
+        """(name, bytes, sha256 of the header) of each shard with the text model's tensors."""
+        return [(self.files[n].path.name, self.files[n].size, self._headers[n][0]) for n in self._used()]
+
+    def read_bytes(self, name: str, start: int = 0, count: int | None = None) -> bytes:
+        """Bytes of a dense tensor as they are stored, all or `count` from `start` on. Raises ReadError."""
+        ref = self.dense(name)
+        return self._read(ref.file, ref.offset + start, ref.nbytes - start if count is None else count)
 
     def read_vector(self, name: str) -> npt.NDArray[np.float32]:
         """A whole dense tensor as float32 of its stored shape, widened exactly.

@@ -15,6 +15,7 @@ from cyclopts import App, CycloptsError
 from kimistream import __version__
 from kimistream.cli.chat import chat
 from kimistream.cli.doctor import doctor
+from kimistream.cli.pack import pack
 from kimistream.cli.plan import plan
 from kimistream.cli.pull import pull
 from kimistream.cli.render import render
@@ -35,6 +36,7 @@ app.command(chat)
 app.command(doctor)
 app.command(plan)
 app.command(pull)
+app.command(pack)
 app.command(synth)
 app.command(tokenize)
 app.command(render)
@@ -47,6 +49,7 @@ EXAMPLES = {
     "render": "kimistream render CHECKPOINT --messages messages.json",
     "doctor": "kimistream doctor DIRECTORY",
     "plan": "kimistream plan CHECKPOINT --memory 8GB --context 4096",
+    "pack": "kimistream pack CHECKPOINT /fast/kimi.pack",
     "synth": "kimistream synth DIRECTORY --layers 5 --experts 64 --vocab 32768 --mla 4,5",
     "verify": "kimistream verify CHECKPOINT --deep",
     "pull": "kimistream pull DIRECTORY --only text",

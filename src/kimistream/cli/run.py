@@ -31,6 +31,7 @@ def run(
     sampling: Sampling = Sampling(),  # noqa: B008  (frozen)
     max_tokens: Annotated[Whole | None, Parameter(name=["--max-tokens", "-n"])] = None,
     session: Path | None = None,
+    pack: Path | None = None,
     memory: str | None = None,
     context: Whole | None = None,
     threads: Whole | None = None,
@@ -64,6 +65,9 @@ def run(
     session
         Save the tokens and their state to this file at the end. If it exists, what the prompt has in
         common with it is not computed again; without a prompt, its text is continued.
+    pack
+        Read the dense weights from this file, which `kimistream pack` made of this checkpoint: faster, and
+        bit for bit the same.
     memory
         The budget for the whole process, as 8GB or 1500MiB. By default what is free, minus a reserve.
     context
@@ -104,7 +108,7 @@ def run(
     numbers = prompt_ids(ids) if ids is not None else None
     text = read_prompt_file(prompt_file) if prompt_file is not None else prompt
     path = checkpoint_path(checkpoint)
-    room = Room(memory, context, threads, chunk)
+    room = Room(memory, context, threads, chunk, pack)
     if chat:
         sampling.options()
         from kimistream.cli.run_chat import run_chat

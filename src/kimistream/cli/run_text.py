@@ -90,6 +90,7 @@ def run_text(
                 all_logits=file is not None,
                 snapshots=0 if saved is None else 1,
                 text=tokenizer if tokenizer is not None else False,
+                pack=room.pack,
                 note=printer.note,
                 status=printer.doing,
             )

@@ -62,6 +62,7 @@ class Room:
     context: int | None
     threads: int | None
     chunk: int | None
+    pack: Path | None = None
 
 
 @dataclass
@@ -166,6 +167,7 @@ def open_talk(
             chunk=room.chunk,
             snapshots=1,
             text=tokenizer,
+            pack=room.pack,
             note=note,
             status=status,
         )

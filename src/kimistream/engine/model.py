@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from kimistream.budget import Available, default_budget, parse_size
+from kimistream.checkpoint.pack import Pack
 from kimistream.checkpoint.table import Checkpoint
 from kimistream.engine.answer import Finished
 from kimistream.engine.conversation import Conversation, Step
@@ -24,6 +25,7 @@ from kimistream.engine.sizes import Request, Sized, Tuning, size_up
 from kimistream.engine.text import try_tokenizer
 from kimistream.errors import TextError, UsageError
 from kimistream.kernels.formats import WeightFormat
+from kimistream.model.band_check import BandCheck
 from kimistream.model.embedding import Embedding
 from kimistream.model.forward import Forward, Progress
 from kimistream.model.state import SequenceState
@@ -48,6 +50,7 @@ class Model:
     def __init__(
         self,
         checkpoint: Checkpoint,
+        pack: Pack | None,
         plan: Plan,
         budget_source: str,
         reader: Reader,
@@ -60,6 +63,7 @@ class Model:
         closing: ExitStack,
     ) -> None:
         self.checkpoint = checkpoint
+        self.pack = pack
         self.config = checkpoint.config
         self.plan = plan
         self.budget_source = budget_source
@@ -89,6 +93,7 @@ class Model:
         snapshots: int = 0,
         text: Tokenizer | bool = True,
         also: Sequence[str | Path] = (),
+        pack: str | Path | Pack | None = None,
         tuning: Tuning | None = None,
         note: Note | None = None,
         status: Note | None = None,
@@ -101,24 +106,27 @@ class Model:
         all_logits: passes may want the logits of every row. sequences: how many states there will be;
         snapshots: how many earlier positions a sequence can go back to without computing it again (of
         Kimi K3 each takes 465 MB). text: the tokenizer to use, or whether to load the checkpoint's if it has one.
+        pack: a file made of this checkpoint by `kimistream pack`, which the dense weights are then read from.
         note: receives lines worth keeping (direct reads refused); status: what is being done right now.
 
-        Raises BudgetError with the least budget, CheckpointError, ConfigError, UsageError.
+        Raises BudgetError with the least budget, CheckpointError, ConfigError, PackError, UsageError.
         """
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = Checkpoint.open(checkpoint, also=also)
+        opened = open_pack(pack, checkpoint)
         budget, source = resolve_budget(memory)
         prepare_kernels(threads, note, status)
         tokenizer = _tokenizer(checkpoint, text)
         request = Request(context, chunk, prompt, all_logits, sequences, snapshots)
-        sized = size_up(checkpoint, request, budget, tuning or Tuning())
+        sized = size_up(checkpoint, request, budget, tuning or Tuning(), opened)
         plan = sized.tuned(make_plan(sized.needs, budget))
-        return cls._build(checkpoint, sized, plan, source, request, tokenizer, note)
+        return cls._build(checkpoint, opened, sized, plan, source, request, tokenizer, note)
 
     @classmethod
     def _build(
         cls,
         checkpoint: Checkpoint,
+        pack: Pack | None,
         sized: Sized,
         plan: Plan,
         source: str,
@@ -127,9 +135,11 @@ class Model:
         note: Note | None,
     ) -> Model:
         with ExitStack() as stack:
-            reader = Reader([file.path for file in checkpoint.files], notice=note, **sized.reader_options)
+            paths = [file.path for file in checkpoint.files] + ([pack.path] if pack is not None else [])
+            reader = Reader(paths, notice=note, **sized.reader_options)
             stack.callback(reader.close)
-            tape = Tape(reader, sized.blocks, plan.ring, plan.pinned)
+            check = BandCheck(sized.score, pack, checkpoint.directory) if pack is not None else None
+            tape = Tape(reader, sized.blocks, plan.ring, plan.pinned, check=check)
             stack.callback(tape.close)
             runs = {layer: checkpoint.experts(layer) for layer in checkpoint.config.moe_layers}
             experts = ExpertStore(reader, runs, plan.slots, guesses=plan.guesses) if runs else None
@@ -140,7 +150,7 @@ class Model:
             forward = Forward(
                 checkpoint.config,
                 sized.score,
-                Vectors(checkpoint),
+                Vectors(checkpoint.config, pack or checkpoint),
                 WeightFormat(fmt),
                 Embedding(checkpoint, reader),
                 tape,
@@ -149,6 +159,7 @@ class Model:
             )
             model = cls(
                 checkpoint,
+                pack,
                 plan,
                 source,
                 reader,
@@ -174,15 +185,17 @@ class Model:
         sequences: int = 1,
         snapshots: int = 0,
         text: Tokenizer | bool = True,
+        pack: str | Path | Pack | None = None,
         tuning: Tuning | None = None,
     ) -> int:
         """Bytes of the least budget that `open` accepts for these options."""
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = Checkpoint.open(checkpoint)
+        opened = open_pack(pack, checkpoint)
         prepare_kernels()
         _held = _tokenizer(checkpoint, text)
         request = Request(context, chunk, prompt, all_logits, sequences, snapshots)
-        return least_budget(size_up(checkpoint, request, 0, tuning or Tuning()).needs)
+        return least_budget(size_up(checkpoint, request, 0, tuning or Tuning(), opened).needs)
 
     def new_state(self, context: int | None = None) -> SequenceState:
         """An empty sequence with room for `context` positions (by default the model's)."""
@@ -279,6 +292,14 @@ class Model:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def open_pack(pack: str | Path | Pack | None, checkpoint: Checkpoint) -> Pack | None:
+    """The pack, known to have been made from the checkpoint. Raises PackError."""
+    if isinstance(pack, Pack):
+        pack.require(checkpoint)
+        return pack
+    return Pack.open(pack, checkpoint) if pack is not None else None
 
 
 def resolve_budget(memory: int | str | None) -> tuple[int, str]:

@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kimistream.budget import current_rss
+from kimistream.checkpoint.pack import Pack
 from kimistream.checkpoint.table import Checkpoint
 from kimistream.engine.session import snapshot_bytes
+from kimistream.model.dense import decoded_bytes
 from kimistream.model.order import Score, tape_score
 from kimistream.model.state import state_bytes
 from kimistream.model.vectors import vectors_bytes
@@ -95,10 +97,15 @@ def runtime_bytes() -> int:
     return -(-(current_rss() + _SLACK) // _STEP) * _STEP
 
 
-def size_up(checkpoint: Checkpoint, request: Request, budget: int, tuning: Tuning) -> Sized:
-    """Work out the needs of a request. `budget` only decides how finely the tape is cut."""
+def size_up(
+    checkpoint: Checkpoint, request: Request, budget: int, tuning: Tuning, pack: Pack | None = None
+) -> Sized:
+    """Work out the needs of a request. `budget` only decides how finely the tape is cut.
+
+    pack: where the dense weights come from instead of the shards.
+    """
     config = checkpoint.config
-    score = tape_score(checkpoint)
+    score = tape_score(checkpoint, pack)
     tape_bytes = sum(item.nbytes for item in score.items)
     per_sequence = state_bytes(config, 0)
     latents = state_bytes(config, request.context) - per_sequence
@@ -128,6 +135,7 @@ def size_up(checkpoint: Checkpoint, request: Request, budget: int, tuning: Tunin
         want_rows=max(want, request.sequences),
         fixed=(
             ("snapshots", snapshots),
+            ("decoded heads", 0 if pack is None else decoded_bytes(config, score)),
             ("workspace", workspace_bytes(config, 1) - row_bytes if not request.all_logits else 0),
         ),
     )

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kimistream.checkpoint.config import ModelConfig
-from kimistream.kernels.matrix import matmul, padded, split_rows
+from kimistream.kernels.matrix import padded, split_rows
 from kimistream.kernels.norm import rms_norm
 from kimistream.kernels.residual import residual_mix
+from kimistream.model.dense import multiply, rows_of
 from kimistream.model.moe import choose_experts
 from kimistream.model.order import Score
 from kimistream.model.vectors import Vectors
@@ -66,8 +67,8 @@ class Foresight:
         if following is None or rows > MAX_ROWS:
             return None
         router = self._score.layers[following]["router"]
-        parts = self._tape.resident(router.index)
-        if parts is None:
+        resident = [(run, self._tape.resident(run.index)) for run in router.runs]
+        if any(parts is None for _, parts in resident):
             return None
         config, vectors = self._config, self._vectors.layers[following]
         h, x, logits = self._h[:rows], self._x[:rows], self._logits[:rows]
@@ -79,8 +80,9 @@ class Foresight:
             source = h
         rms_norm(source, vectors["post_attention_layernorm"], config.rms_norm_eps, h)
         split_rows(h, x)
-        for part in parts:
-            matmul(router.format, part.address, 0, part.row1 - part.row0, router.cols, x, logits, part.row0)
+        for run, parts in resident:
+            for part in parts or ():
+                multiply(router, rows_of(run, part), x, logits)
         bias = vectors["e_score_correction_bias"]
         choose_experts(config, logits, bias, self._ids[:rows], self._weights[:rows])
         return np.unique(self._ids[:rows])

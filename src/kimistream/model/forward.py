@@ -172,7 +172,7 @@ class Forward:
         if self.config.layer_kinds[layer] == "kda":
             kda_layer(self.config, matrices, vectors, nth, dense, ws, placed)
         else:
-            mla_layer(self.config, matrices, vectors, nth, dense, self._tape, ws, placed)
+            mla_layer(self.config, matrices, vectors, nth, dense, ws, placed)
 
     def _feed_forward(self, layer: int, count: int, taps: Taps | None) -> None:
         config, ws = self.config, self._ws

@@ -11,14 +11,13 @@ import numpy.typing as npt
 
 from kimistream.checkpoint.config import ModelConfig
 from kimistream.kernels.glu import sigmoid_gate
-from kimistream.kernels.matrix import all_finite, find_nonfinite, split_rows
+from kimistream.kernels.matrix import all_finite, split_rows
 from kimistream.kernels.mla import mla_attend
 from kimistream.kernels.norm import rms_norm
-from kimistream.model.dense import Dense, bad_number
+from kimistream.model.dense import Dense, trace
 from kimistream.model.order import Matrix
 from kimistream.model.rows import Placed
 from kimistream.model.workspace import Workspace
-from kimistream.stream.tape import Tape
 
 Floats = npt.NDArray[np.float32]
 
@@ -32,7 +31,6 @@ def mla_layer(
     vectors: dict[str, Floats],
     nth: int,
     dense: Dense,
-    tape: Tape,
     ws: Workspace,
     placed: list[Placed],
 ) -> Floats:
@@ -60,13 +58,13 @@ def mla_layer(
 
     kv_b = matrices["kv_b_proj"]
     per_head = mla.nope_head_dim + mla.v_head_dim
-    for part in tape.take(kv_b.index):
+    for rows in dense.stored(kv_b, per_head):
         for p in placed:
             mla_attend(
                 kv_b.format,
-                part.address,
-                part.row0 // per_head,
-                part.row1 // per_head,
+                rows.address,
+                rows.row0 // per_head,
+                rows.row1 // per_head,
                 mla.nope_head_dim,
                 mla.rope_head_dim,
                 mla.v_head_dim,
@@ -76,10 +74,9 @@ def mla_layer(
                 p.state.position,
                 out[p.rows],
             )
-        first, last = part.row0 // per_head * mla.v_head_dim, part.row1 // per_head * mla.v_head_dim
+        first, last = rows.row0 // per_head * mla.v_head_dim, rows.row1 // per_head * mla.v_head_dim
         if not all_finite(out, first, last):
-            row, col = find_nonfinite(kv_b.format, part.address, 0, part.row1 - part.row0, rank)
-            raise bad_number(kv_b.name, row + part.row0 if row >= 0 else -1, col)
+            raise trace(kv_b, rows)
     if mla.output_gate:
         sigmoid_gate(out, ws("mla", "gate"), out)
     split_rows(out, ws("mla", "split"))

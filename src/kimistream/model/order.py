@@ -1,6 +1,6 @@
 """The order in which a pass uses the dense matrices: the tape's score.
 
-Knows: which matrices a layer multiplies by, and in what order.
+Knows: which matrices a layer multiplies by, in what order, and where their rows lie, in shards or in a pack.
 Does not know: how they are read or multiplied.
 
 Two rules choose the order. The router comes as early as it can, so that the reads of the chosen experts
@@ -11,24 +11,47 @@ neighbours on the disk.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from kimistream.checkpoint.config import ModelConfig
 from kimistream.checkpoint.names import head_name, layer_tensor
-from kimistream.checkpoint.table import Checkpoint
+from kimistream.checkpoint.pack import Pack
+from kimistream.checkpoint.pack_format import BAND_ROWS, PackedRun, refuse
+from kimistream.checkpoint.table import Checkpoint, TensorRef
+from kimistream.kernels.bands import BandForm
 from kimistream.kernels.formats import WeightFormat
 from kimistream.stream.blocks import TapeItem
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
-    """One dense matrix `[rows, cols]`, y = W x; `index` is its place on the tape."""
+class Run:
+    """Rows `row0 : row0 + rows` of a matrix, one item of the tape: `index` is its place there.
+
+    form: of its bands, when it lies in a pack; `first_band` is then the number of the first in the file.
+    """
 
     index: int
+    row0: int
+    rows: int
+    form: BandForm | None = None
+    first_band: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """One dense matrix `[rows, cols]`, y = W x, in the order of its rows; `format` as in the checkpoint."""
+
     name: str
     format: WeightFormat
     rows: int
     cols: int
+    runs: tuple[Run, ...]
+
+    @property
+    def index(self) -> int:
+        """The place of its first run on the tape."""
+        return self.runs[0].index
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +61,10 @@ class Score:
     items: tuple[TapeItem, ...]
     layers: tuple[dict[str, Matrix], ...]
     head: Matrix
+
+    def matrices(self) -> list[Matrix]:
+        """All of them in the order of the tape."""
+        return [*(matrix for layer in self.layers for matrix in layer.values()), self.head]
 
 
 def layer_roles(config: ModelConfig, layer: int) -> list[str]:
@@ -62,8 +89,17 @@ def layer_roles(config: ModelConfig, layer: int) -> list[str]:
     return roles
 
 
-def tape_score(checkpoint: Checkpoint) -> Score:
-    """Lay out the tape of a checkpoint: every layer's matrices, then the output head."""
+def granule_of(config: ModelConfig, role: str) -> int:
+    """Rows of a matrix that belong together: a head's key rows and value rows are used at once."""
+    return config.mla.nope_head_dim + config.mla.v_head_dim if role == "kv_b_proj" else 1
+
+
+def tape_score(checkpoint: Checkpoint, pack: Pack | None = None) -> Score:
+    """Lay out the tape of a checkpoint: every layer's matrices, then the output head.
+
+    With a pack its bands take the place of the rows; its file has the number behind the checkpoint's.
+    Raises PackError for a pack that lacks a matrix.
+    """
     config = checkpoint.config
     items: list[TapeItem] = []
     layers: list[dict[str, Matrix]] = []
@@ -72,15 +108,34 @@ def tape_score(checkpoint: Checkpoint) -> Score:
         ref = checkpoint.dense(name)
         rows, cols = ref.shape
         index = len(items)
-        items.append(TapeItem(name, ref.file, ref.offset, rows, ref.nbytes // rows, granule))
-        return Matrix(index, name, ref.format, rows, cols)
+        if pack is None:
+            items.append(TapeItem(name, ref.file, ref.offset, rows, ref.nbytes // rows, granule))
+            return Matrix(name, ref.format, rows, cols, (Run(index, 0, rows),))
+        packed, band = pack.matrix(name)
+        runs: list[Run] = []
+        for run in packed.runs:
+            form = band_form(pack, ref, run)
+            file, together = len(checkpoint.files), math.lcm(granule, BAND_ROWS) // BAND_ROWS
+            items.append(TapeItem(name, file, run.offset, run.bands, run.band_bytes, together, 1))
+            runs.append(Run(index + len(runs), run.row0, run.rows, form, band))
+            band += run.bands
+        return Matrix(name, ref.format, rows, cols, tuple(runs))
 
     for layer in range(config.num_layers):
         matrices = {}
         for role in layer_roles(config, layer):
-            # a head's key rows and value rows are used together, so a block holds whole heads
-            granule = config.mla.nope_head_dim + config.mla.v_head_dim if role == "kv_b_proj" else 1
-            matrices[role] = add(layer_tensor(config, layer, role), granule)
+            matrices[role] = add(layer_tensor(config, layer, role), granule_of(config, role))
         layers.append(matrices)
     head = add(head_name(config))
     return Score(tuple(items), tuple(layers), head)
+
+
+def band_form(pack: Pack, ref: TensorRef, run: PackedRun) -> BandForm:
+    """The form of a run's bands. Raises PackError when it is not one that this version reads."""
+    packed = run.form == WeightFormat.BF12.name and ref.format == WeightFormat.BF16 and run.room >= 0
+    form = BandForm(WeightFormat.BF12 if packed else ref.format, ref.shape[1], run.room)
+    plain = run.form == ref.format.name and run.room == 0
+    if not (packed or plain) or form.nbytes != run.band_bytes:
+        what = f"{run.form}, room for {run.room}, {run.band_bytes} bytes a band"
+        refuse(pack.path, f"stores {ref.name} in a form that is not understood: {what}")
+    return form

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from kimistream.checkpoint.config import ModelConfig
 from kimistream.checkpoint.names import final_tensor, layer_tensor
+from kimistream.checkpoint.pack import Pack
 from kimistream.checkpoint.table import Checkpoint
 
 Floats = npt.NDArray[np.float32]
@@ -53,26 +54,34 @@ def vectors_bytes(config: ModelConfig) -> int:
     return 4 * (sum(sum(sizes.values()) for sizes in layers) + sum(final_vectors(config).values()))
 
 
+def vector_names(config: ModelConfig) -> list[str]:
+    """The tensors that are vectors, layer by layer, then the final ones."""
+    names = [
+        layer_tensor(config, layer, role)
+        for layer in range(config.num_layers)
+        for role in layer_vectors(config, layer)
+    ]
+    return names + [final_tensor(config, role) for role in final_vectors(config)]
+
+
 class Vectors:
     """All vectors of a checkpoint; `layers[i][role]` and `final[role]` are float32 arrays.
 
-    Raises NumberError naming the tensor for a NaN or an infinity, TensorError for one that is missing.
+    source: a pack of the checkpoint, where there is one, else the checkpoint. Raises NumberError naming the
+    tensor for a NaN or an infinity, TensorError or PackError for one that is missing or damaged.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        config = checkpoint.config
+    def __init__(self, config: ModelConfig, source: Checkpoint | Pack) -> None:
         self.layers: list[dict[str, Floats]] = []
         for layer in range(config.num_layers):
             sizes = layer_vectors(config, layer)
             self.layers.append(
-                {r: _load(checkpoint, layer_tensor(config, layer, r), n) for r, n in sizes.items()}
+                {r: _load(source, layer_tensor(config, layer, r), n) for r, n in sizes.items()}
             )
-        self.final = {
-            r: _load(checkpoint, final_tensor(config, r), n) for r, n in final_vectors(config).items()
-        }
+        self.final = {r: _load(source, final_tensor(config, r), n) for r, n in final_vectors(config).items()}
 
 
-def _load(checkpoint: Checkpoint, name: str, count: int) -> Floats:
+def _load(source: Checkpoint | Pack, name: str, count: int) -> Floats:
     # the released A_log carries padding behind its heads (ARCHITECTURE section 2)
-    flat = checkpoint.read_vector(name).reshape(-1)[:count]
+    flat = source.read_vector(name).reshape(-1)[:count]
     return np.ascontiguousarray(flat, np.float32)

@@ -19,13 +19,13 @@ import numpy as np
 from kimistream.stream.defaults import ALIGNMENT
 from kimistream.stream.reader import span
 
-# A cut on a multiple of this many rows keeps the kernels' groups of rows whole.
-_ROW_MULTIPLE = 16
-
 
 @dataclass(frozen=True, slots=True)
 class TapeItem:
-    """`rows` x `row_bytes` bytes of `file` from `offset` on; cut only at multiples of `granule` rows."""
+    """`rows` x `row_bytes` bytes of `file` from `offset` on; cut only at multiples of `granule` rows.
+
+    multiple: where it fits, cut at multiples of so many rows, which keeps the kernels' groups of rows whole.
+    """
 
     name: str
     file: int
@@ -33,6 +33,7 @@ class TapeItem:
     rows: int
     row_bytes: int
     granule: int = 1
+    multiple: int = 16
 
     @property
     def nbytes(self) -> int:
@@ -148,7 +149,7 @@ class _Cutter:
         # Not all fit. A sliver of a large item at the end of a block costs more than the room it uses.
         if self.wanted and rows * item.row_bytes < self.block_bytes // 8:
             return 0
-        for multiple in (math.lcm(item.granule, _ROW_MULTIPLE), item.granule):
+        for multiple in (math.lcm(item.granule, item.multiple), item.granule):
             cut = (row + rows) // multiple * multiple - row
             if cut > 0:
                 return cut

@@ -8,6 +8,9 @@ All methods belong to the one thread that computes; only the reader's threads fi
 `begin`, then `take` of every item in ascending order (the head's items only when asked for), then `finish`.
 A block's buffer goes back to the ring, and its next read is queued, when the consumer asks for a part in
 another block, takes the next item, or calls `release` or `finish`.
+
+Where bytes carry checksums, `check` looks at every part between its reading and its use: parts of ring blocks
+each time, since they were read anew, parts of pinned blocks once.
 """
 
 from __future__ import annotations
@@ -38,15 +41,30 @@ class Part(NamedTuple):
     address: int
 
 
+Check = Callable[[int, Part], None]
+"""Called with an item and a part of it that was just read; raises when its bytes are wrong."""
+
+
 class Tape:
     """`ring` buffers of the largest unpinned block's size, and the blocks in `pinned` resident for good.
 
     One tape per reader. `wait_seconds` is what `take` spent waiting for bytes; `touch` makes the memory
     resident beforehand. Errors of the disk come out of `take` as ReadError; after one, or after any other
     exception in the middle of a pass, call `abort` (or `begin`, which does it).
+
+    check: looks at parts that were just read; what it raises comes out of `take`, and a pinned part that it
+    refused is looked at again before it is handed out.
     """
 
-    def __init__(self, reader: Reader, blocks: Blocks, ring: int, pinned: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        blocks: Blocks,
+        ring: int,
+        pinned: Iterable[int] = (),
+        *,
+        check: Check | None = None,
+    ) -> None:
         self.reader = reader
         self.blocks = blocks
         count = len(blocks)
@@ -66,6 +84,8 @@ class Tape:
         self._ring_arena = Arena(self.ring * self.capacity) if self.ring else None
         self._pinned_arena = Arena(offset) if chosen else None
         self._pinned_state = bytearray(count)
+        self._check = check
+        self._checked = bytearray(len(blocks.parts))  # parts of pinned blocks that were found right
         self.wait_seconds = 0.0
         self.blocks_read = 0
         self._active = False
@@ -126,6 +146,8 @@ class Tape:
         for index in range(first, end):
             block = int(np.searchsorted(self.blocks.part_start, index, side="right")) - 1
             if self._pinned_state[block] != _READY or self._pinned_arena is None:
+                return None
+            if self._check is not None and not self._checked[index]:
                 return None
             _, row0, row1, offset = self.blocks.parts[index].tolist()
             parts.append(Part(row0, row1, self._pinned_arena.address + self._pinned_offset[block] + offset))
@@ -194,11 +216,15 @@ class Tape:
 
     def _parts(self, first: int, end: int) -> Iterator[Part]:
         for index in range(first, end):
-            _, row0, row1, offset = self.blocks.parts[index].tolist()
+            item, row0, row1, offset = self.blocks.parts[index].tolist()
             # parts are numbered through the blocks: the next block begins at part_start[current + 1]
             if self._current < 0 or index >= self.blocks.part_start[self._current + 1]:
                 self._enter(int(np.searchsorted(self.blocks.part_start, index, side="right")) - 1)
-            yield Part(row0, row1, self._current_address + offset)
+            part = Part(row0, row1, self._current_address + offset)
+            if self._check is not None and not self._checked[index]:
+                self._check(item, part)
+                self._checked[index] = self._current_buffer < 0
+            yield part
 
     def _enter(self, block: int) -> None:
         self._leave()
