@@ -19,7 +19,7 @@ from kimistream.cli.doctor import report
 from kimistream.engine import doctor, drive, machine
 from kimistream.engine.doctor import diagnose, predict
 from kimistream.engine.drive import DriveRates, look_at, measure, trial_file
-from kimistream.engine.paper import RELEASED_BYTES, VISION_BYTES, paper_checkpoint
+from kimistream.engine.paper import RELEASED_BYTES, VISION_BYTES, paper_checkpoint, paper_pack
 from kimistream.engine.sizes import Request
 from kimistream.errors import OutputError
 
@@ -108,6 +108,27 @@ def test_more_memory_never_reads_more_and_experts_cost_their_own_rate():
     tape = least.disk_bytes - experts
     assert least.seconds == pytest.approx((tape / (2 * GB) + experts / (1 * GB)) / 0.95, rel=0.02)
     assert all(each.seconds == 0 for each in predict(table, request, budgets, None, GB, GB))
+
+
+def test_with_a_pack_less_is_read_and_more_is_kept():
+    table, request = paper_checkpoint(), Request(4096, None, None)
+    pack = paper_pack(table)
+    assert 0.75 * 108.8 < (pack.size / GB - 0.76 * 2.35) < 0.77 * 108.8  # the layers, without the head
+    for budget in (4 * GB, 64 * GB):
+        (plain,) = predict(table, request, [budget], RATES, 1e15, budget)
+        (packed,) = predict(table, request, [budget], RATES, 1e15, budget, pack)
+        assert (plain.storage, packed.storage) == ("released", "pack")
+        assert packed.seconds < 0.9 * plain.seconds
+        assert packed.kept_share >= 1.2 * plain.kept_share
+    assert packed.kept_share > plain.kept_share
+
+
+def test_the_report_tells_what_a_pack_would_save_and_the_command_for_a_whole_checkpoint(tmp_path):
+    found = diagnose(tmp_path)
+    assert any("with a pack" in line for line in report(found))
+    (note,) = (remark for remark in found.remarks if "a pack of the dense weights (8" in remark)
+    assert "kimistream pack" not in note
+    assert found.pack_bytes > 80 * GB
 
 
 def test_the_report_ends_with_one_command(tmp_path):

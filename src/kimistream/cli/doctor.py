@@ -103,23 +103,27 @@ def _kind(found: Diagnosis) -> str:
 def _table(found: Diagnosis) -> list[str]:
     lines = [
         f"the least memory for it is {format_size(found.least)}; a token is expected to take:",
-        "  memory     dense weights kept  experts kept  read per token     s/token",
+        "  memory     dense weights kept  experts kept  read per token     s/token  with a pack",
     ]
+    packed = {each.budget: each for each in found.predictions if each.storage == "pack"}
     for each in found.predictions:
+        if each.storage == "pack":
+            continue
         mark = ""
         if each.budget == found.memory.budget:
             mark = "  <- what there is now"
         elif not each.fits:
             mark = "  (more than there is)"
-        lines.append(_row(each) + mark)
+        lines.append(_row(each, packed.get(each.budget)) + mark)
     return lines
 
 
-def _row(each: Prediction) -> str:
+def _row(each: Prediction, packed: Prediction | None) -> str:
     seconds = f"{each.seconds:10.2f}" if each.seconds else "         ?"
+    with_pack = f"{packed.seconds:11.2f}" if packed is not None and packed.seconds else "          ?"
     return (
         f"  {format_size(each.budget):<10} {100 * each.kept_share:16.0f} %  {100 * each.cached_share:10.1f} %  "
-        f"{format_size(each.disk_bytes):>14}  {seconds}"
+        f"{format_size(each.disk_bytes):>14}  {seconds}  {with_pack}"
     )
 
 

@@ -7,6 +7,7 @@ Does not know: how it is worked out (stream.plan) or what a token costs (engine.
 from __future__ import annotations
 
 import json as jsonlib
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -23,6 +24,7 @@ def plan(
     checkpoint: str,
     /,
     *,
+    pack: Path | None = None,
     memory: str | None = None,
     context: Whole = 4096,
     prompt_tokens: Whole | None = None,
@@ -37,6 +39,8 @@ def plan(
     ----------
     checkpoint
         A directory in Kimi K3's layout, or `demo`.
+    pack
+        Plan with this pack of the checkpoint, as `run --pack` would use it.
     memory
         The budget for the whole process, as 8GB. By default what is free, minus a reserve.
     context
@@ -59,35 +63,40 @@ def plan(
     path = checkpoint_path(checkpoint)
 
     from kimistream.checkpoint.table import Checkpoint
-    from kimistream.engine.estimate import estimate
-    from kimistream.engine.model import prepare_kernels, resolve_budget
-    from kimistream.engine.rates import disk_rate, memory_rate
+    from kimistream.engine.estimate import Estimate, estimate
+    from kimistream.engine.model import open_pack, prepare_kernels, resolve_budget
+    from kimistream.engine.rates import disk_rate, memory_rate, other_drive_rate
     from kimistream.engine.session import snapshot_bytes
     from kimistream.engine.sizes import Request, Tuning, size_up
     from kimistream.model.state import state_bytes
     from kimistream.stream.plan import Plan, least_budget, make_plan
 
     opened = Checkpoint.open(path)
+    packed = open_pack(pack, opened)
     prepare_kernels()
     request = Request(context, chunk, prompt_tokens, snapshots=snapshots)
     budget, source = resolve_budget(memory)
     read, compute = (disk_rate(opened), memory_rate()) if measure else (0.0, 0.0)
+    apart = other_drive_rate(opened, packed.path) if measure and packed is not None else 0.0
 
     def planned(nbytes: int) -> Plan:
-        return make_plan(size_up(opened, request, nbytes, Tuning()).needs, nbytes)
+        return make_plan(size_up(opened, request, nbytes, Tuning(), packed).needs, nbytes)
+
+    def expected(plan: Plan) -> Estimate:
+        return estimate(opened.config, plan, read, compute, tape_rate=apart)
 
     chosen = planned(budget)
-    least = least_budget(size_up(opened, request, 0, Tuning()).needs)
+    least = least_budget(size_up(opened, request, 0, Tuning(), packed).needs)
     ladder = []
     for nbytes in [least, *(gb * 10**9 for gb in LADDER)]:
         try:
             step = planned(nbytes)
         except BudgetError:
             continue
-        ladder.append((nbytes, step, estimate(opened.config, step, read, compute)))
+        ladder.append((nbytes, step, expected(step)))
         if step.slots >= step.needs.experts:
             break
-    now = estimate(opened.config, chosen, read, compute)
+    now = expected(chosen)
     session = state_bytes(opened.config, context) + snapshots * snapshot_bytes(opened.config)
     if json:
         fields: dict[str, Any] = {
@@ -96,7 +105,9 @@ def plan(
             "least_bytes": least,
             "session_bytes": session,
             "parts": [{"part": part, "bytes": n, "remark": remark} for part, n, remark in chosen.table()],
+            "pack_bytes": packed.size if packed is not None else None,
             "disk_bytes_per_second": read,
+            "pack_disk_bytes_per_second": apart or None,
             "memory_bytes_per_second": compute,
             "expected_bytes_per_token": now.disk_bytes,
             "expected_seconds_per_token": now.seconds,
@@ -113,13 +124,17 @@ def plan(
         print(jsonlib.dumps(fields))
         return
 
-    print(f"{path}: {format_size(budget)} ({source}); the least is {format_size(least)}\n")
+    print(f"{path}: {format_size(budget)} ({source}); the least is {format_size(least)}")
+    if packed is not None:
+        print(f"with the pack {packed.path}, {format_size(packed.size)}")
+    print()
     for part, nbytes, remark in chosen.table():
         print(f"  {part:<14} {format_size(nbytes):>9}  {remark}")
     print(f"  {'in all':<14} {format_size(chosen.used):>9}")
     print(f"a saved session of {context} positions takes {format_size(session)}")
     if measure:
-        print(f"\ndisk {format_size(read)}/s (direct reads), memory {format_size(compute)}/s")
+        both = f" and {format_size(apart)}/s of the pack's own drive at once" if apart else ""
+        print(f"\ndisk {format_size(read)}/s{both} (direct reads), memory {format_size(compute)}/s")
     print(
         "\n  memory     dense weights kept  experts kept  read per token" + ("  s/token" if measure else "")
     )

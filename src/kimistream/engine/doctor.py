@@ -14,13 +14,14 @@ from pathlib import Path
 import msgspec
 
 from kimistream.budget import format_size
+from kimistream.checkpoint.pack import Pack
 from kimistream.checkpoint.pull_state import STATE_NAME
 from kimistream.checkpoint.table import Checkpoint
 from kimistream.checkpoint.whole import FOLDER
 from kimistream.engine.drive import Drive, DriveRates, look_at, measure, trial_file
 from kimistream.engine.estimate import estimate
 from kimistream.engine.machine import Memory, Processor, memory, processor
-from kimistream.engine.paper import RELEASED_BYTES, VISION_BYTES, paper_checkpoint
+from kimistream.engine.paper import RELEASED_BYTES, VISION_BYTES, paper_checkpoint, paper_pack
 from kimistream.engine.sizes import Request, Tuning, size_up
 from kimistream.errors import BudgetError, KimistreamError, OutputError
 from kimistream.stream.plan import Needs, least_budget, make_plan
@@ -38,7 +39,7 @@ RUNTIME_BYTES = 192 << 20
 class Prediction:
     """What a decoded token is expected to cost under a budget. Bytes, seconds; shares 0 to 1.
 
-    `storage`: how the dense weights are stored, "released" or a pack's name.
+    `storage`: how the dense weights are stored, "released" or "pack".
     """
 
     budget: int
@@ -69,6 +70,8 @@ class Diagnosis:
     """Why there are no rates; empty when there are."""
     least: int
     predictions: tuple[Prediction, ...]
+    pack_bytes: int
+    """About what a pack of the dense weights would take."""
     remarks: tuple[str, ...]
     verdict: str
     """The answer in a sentence."""
@@ -101,8 +104,11 @@ def diagnose(directory: Path, *, context: int = 4096, say: Callable[[str], None]
     request = Request(context, None, None)
     least = least_budget(_needs(found.table, request, 0))
     budgets = sorted({*(gb * 10**9 for gb in LADDER), mine.budget, least})
-    predictions = predict(found.table, request, budgets, rates, memory_rate, mine.budget)
+    pack = paper_pack(found.table)
+    released = predict(found.table, request, budgets, rates, memory_rate, mine.budget)
+    predictions = (*released, *predict(found.table, request, budgets, rates, memory_rate, mine.budget, pack))
     remarks = _remarks(drive, rates, mine, least, found)
+    remarks += _about_pack(predictions, mine, pack.size, found, directory)
     return Diagnosis(
         directory,
         found.words,
@@ -116,8 +122,9 @@ def diagnose(directory: Path, *, context: int = 4096, say: Callable[[str], None]
         unmeasured,
         least,
         predictions,
+        pack.size,
         tuple(remarks),
-        _verdict(predictions, mine, least),
+        _verdict(released, mine, least),
         _command(directory, found, drive, mine, least),
     )
 
@@ -129,44 +136,58 @@ def predict(
     rates: DriveRates | None,
     memory_rate: float,
     available: int,
+    pack: Pack | None = None,
 ) -> tuple[Prediction, ...]:
     """What a token costs at each budget that works, up to the first that holds everything.
 
-    The tape is read in a row and experts are read one by one: each at its own rate. A pack of the dense
-    weights will be a second table here.
+    The tape is read in a row and experts are read one by one: each at its own rate. pack: what the dense
+    weights would be read from, on the same drive.
     """
     found: list[Prediction] = []
-    for storage, each in (("released", table),):
-        for budget in budgets:
-            try:
-                plan = make_plan(_needs(each, request, budget), budget)
-            except BudgetError:
-                continue
-            cost = estimate(each.config, plan, 1.0, memory_rate)
-            if rates is not None:
-                busy = cost.tape_bytes / rates.sequential + cost.expert_bytes / rates.scattered
-                mean = cost.disk_bytes / busy if busy else rates.sequential
-                cost = estimate(each.config, plan, mean, memory_rate)
-            tape = plan.pinned_bytes + plan.tape_bytes
-            found.append(
-                Prediction(
-                    budget,
-                    storage,
-                    plan.pinned_bytes / tape if tape else 0.0,
-                    plan.cache_slots / max(plan.needs.experts, 1),
-                    cost.disk_bytes,
-                    cost.seconds if rates is not None else 0.0,
-                    budget <= available,
-                )
+    for budget in budgets:
+        try:
+            plan = make_plan(_needs(table, request, budget, pack), budget)
+        except BudgetError:
+            continue
+        cost = estimate(table.config, plan, 1.0, memory_rate)
+        if rates is not None:
+            busy = cost.tape_bytes / rates.sequential + cost.expert_bytes / rates.scattered
+            mean = cost.disk_bytes / busy if busy else rates.sequential
+            cost = estimate(table.config, plan, mean, memory_rate)
+        tape = plan.pinned_bytes + plan.tape_bytes
+        found.append(
+            Prediction(
+                budget,
+                "released" if pack is None else "pack",
+                plan.pinned_bytes / tape if tape else 0.0,
+                plan.cache_slots / max(plan.needs.experts, 1),
+                cost.disk_bytes,
+                cost.seconds if rates is not None else 0.0,
+                budget <= available,
             )
-            if plan.slots >= plan.needs.experts and plan.resident:
-                break
+        )
+        if plan.slots >= plan.needs.experts and plan.resident:
+            break
     return tuple(found)
 
 
-def _needs(table: Checkpoint, request: Request, budget: int) -> Needs:
+def _about_pack(
+    predictions: Sequence[Prediction], mine: Memory, nbytes: int, found: _Found, directory: Path
+) -> list[str]:
+    """Whether a pack is worth making, in a sentence."""
+    now = {each.storage: each for each in predictions if each.budget == mine.budget and each.seconds}
+    if len(now) < 2 or now["pack"].seconds > 0.95 * now["released"].seconds:
+        return []
+    saved = 100 * (1 - now["pack"].seconds / now["released"].seconds)
+    command = f": kimistream pack {shlex.quote(str(directory))} FILE" if found.whole else ""
+    return [
+        f"a pack of the dense weights ({format_size(nbytes)}) would save {saved:.0f} % of the time{command}"
+    ]
+
+
+def _needs(table: Checkpoint, request: Request, budget: int, pack: Pack | None = None) -> Needs:
     """As a run would have them: this process has not loaded all that a run has."""
-    needs = size_up(table, request, budget, Tuning()).needs
+    needs = size_up(table, request, budget, Tuning(), pack).needs
     return replace(needs, runtime=max(needs.runtime, RUNTIME_BYTES))
 
 

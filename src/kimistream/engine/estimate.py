@@ -41,9 +41,12 @@ def weight_bytes(config: ModelConfig, plan: Plan) -> int:
     return int(np.sum(plan.needs.spans)) + chosen * plan.needs.slot_bytes + 2 * plan.needs.states
 
 
-def estimate(config: ModelConfig, plan: Plan, disk_rate: float, memory_rate: float) -> Estimate:
-    """The expected cost under a plan, with both rates in bytes per second.
+def estimate(
+    config: ModelConfig, plan: Plan, disk_rate: float, memory_rate: float, *, tape_rate: float = 0.0
+) -> Estimate:
+    """The expected cost under a plan, with all rates in bytes per second.
 
+    tape_rate: of the drive with the pack, when the experts are on another one: both are read at once.
     Without an expert cache every chosen expert is read. With one, the share of it that is resident is
     taken as its hit rate, which real routing, being uneven, does better than.
     """
@@ -52,7 +55,10 @@ def estimate(config: ModelConfig, plan: Plan, disk_rate: float, memory_rate: flo
     kept = plan.cache_slots / all_experts
     tape_bytes = plan.tape_bytes
     expert_bytes = round(chosen * plan.needs.slot_bytes * (1 - kept))
-    reading = (tape_bytes + expert_bytes) / (DISK_SHARE * disk_rate) if disk_rate else 0.0
+    if disk_rate and tape_rate:
+        reading = max(tape_bytes / tape_rate, expert_bytes / disk_rate) / DISK_SHARE
+    else:
+        reading = (tape_bytes + expert_bytes) / (DISK_SHARE * disk_rate) if disk_rate else 0.0
     used = weight_bytes(config, plan)
     computing = used / (MEMORY_SHARE * memory_rate) if memory_rate else 0.0
     return Estimate(tape_bytes, expert_bytes, used, max(reading, computing))

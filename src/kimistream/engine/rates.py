@@ -27,6 +27,14 @@ def disk_rate(checkpoint: Checkpoint, seconds: float = 1.0) -> float:
     return file_rate([file.path for file in checkpoint.files], seconds)
 
 
+def other_drive_rate(checkpoint: Checkpoint, pack: Path, seconds: float = 1.0) -> float:
+    """Bytes per second of direct reads of a pack that lies on another drive than every shard; 0 on one of theirs."""
+    drive = pack.stat().st_dev
+    if any(file.path.stat().st_dev == drive for file in checkpoint.files):
+        return 0.0
+    return file_rate([pack], seconds)
+
+
 def file_rate(paths: Sequence[Path], seconds: float = 1.0) -> float:
     """Bytes per second of direct reads of blocks spread over these files, as the engine reads them."""
     sizes = [path.stat().st_size for path in paths]
