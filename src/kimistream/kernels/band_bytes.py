@@ -19,7 +19,7 @@ from numba import njit, types
 
 from .band_sums import HEADER, band_sum
 from .runtime import argument, kernel
-from .simd import I8, I16, I32, N, P, at, ld_i32, ld_i64, ld_u8, op, st_i64, st_u8, store
+from .simd import I32, N, P, at, ld_i64, ld_u8, op, st_i64, st_u8, store
 from .simd_more import INLINE
 
 BAND_ROWS, QUAD = 16, 4
@@ -39,12 +39,6 @@ SCRATCH_BYTES = 4 * 2048 + 512
 def st_u32(b, p, off, v):
     """Store the lower half of an int64."""
     store(b, b.trunc(v, I32), p, off)
-
-
-@op(types.void, P, N, types.int64)
-def st_u16(b, p, off, v):
-    """Store the lowest half-word of an int64."""
-    b.store(b.trunc(v, I16), b.bitcast(b.gep(p, [off], source_etype=I8), I16.as_pointer()), align=1)
 
 
 @njit(**INLINE)
@@ -215,40 +209,6 @@ def encode_piece(arguments, item, worker):
     if used > room:
         st_i64(at(argument(arguments, 10)), item * 8, used)
     st_i64(at(band), 0, band_sum(band, nbytes, place + item * argument(arguments, 9)))
-
-
-@kernel("void(int64, int64, int64)")
-def decode_piece(arguments, item, worker):
-    """One band back to rows of bfloat16: see `bands.decode_bands`."""
-    weight, row, rows = argument(arguments, 0), argument(arguments, 1), argument(arguments, 2)
-    cols, nbytes = argument(arguments, 3), argument(arguments, 6)
-    band = argument(arguments, 5) + item * nbytes
-    r0 = item * BAND_ROWS
-    n = min(BAND_ROWS, rows - r0)
-    weight += r0 * row
-    units = (cols + UNIT - 1) // UNIT
-    quad_bytes = units * UNIT_BYTES
-    table = at(band + TABLE)
-    for r in range(n):
-        quad, j = r // QUAD, r % QUAD
-        for u in range(units):
-            source = at(band + HEADER + quad * quad_bytes + u * UNIT_BYTES + j * ROW_BYTES)
-            out = at(weight + r * row + u * UNIT * 2)
-            columns = min(UNIT, cols - u * UNIT)
-            for c in range(columns):
-                place = place_of(c)
-                code = (_byte(source, UNIT + (place & 63)) >> (4 * (place >> 6))) & 15
-                st_u16(out, c * 2, _byte(source, place) | (_byte(table, code) << 8))
-    start = types.int64(0)
-    escapes = at(band + HEADER + BAND_ROWS // QUAD * quad_bytes)
-    for quad in range(BAND_ROWS // QUAD):
-        end = types.int64(ld_i32(at(band), ENDS + quad * 4))
-        for i in range(start, end):
-            entry = types.int64(ld_i32(escapes, i * 4)) & 0xFFFFFFFF
-            r = quad * QUAD + ((entry >> 7) & 3)
-            c = ((entry >> 9) & 0x7FFF) * UNIT + column_of(entry & 127)
-            st_u8(at(weight + r * row), c * 2 + 1, types.uint8(entry >> 24))
-        start = end
 
 
 @njit(**INLINE)

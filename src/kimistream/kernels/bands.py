@@ -15,12 +15,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from . import band_bytes
+from . import band_bytes, panels
 from .band_bytes import BAND_ROWS, QUAD, UNIT, UNIT_BYTES
+from .band_decode import DECODED_BYTES
+from .band_panels import decode_piece, packed_panel, plain_panel
+from .band_rows import MOST_VECTORS, few_piece, packed_direct
 from .band_sums import HEADER, check_piece
+from .decode import DECODERS
 from .formats import WeightFormat
-from .matrix import find_nonfinite, matmul, row_bytes
-from .runtime import run, scratch
+from .matrix import first_nonfinite, product_piece, row_bytes, rows_of_piece
+from .rows import FORMS
+from .runtime import Kernel, run, scratch, threads
 
 Floats = npt.NDArray[np.float32]
 
@@ -106,8 +111,10 @@ def encode_bands(
 
 def decode_bands(form: BandForm, band_addr: int, rows: int, dst_addr: int) -> None:
     """The exact inverse of `encode_bands`: `rows` rows of form.source, one behind the other, at dst_addr."""
-    arguments = [*_arguments(form, dst_addr, rows, band_addr, None), 0]
-    piece = band_bytes.decode_piece if form.fmt == WeightFormat.BF12 else band_bytes.restore_piece
+    words = -(-form.cols // UNIT) * UNIT * 2
+    arguments = [*_arguments(form, dst_addr, rows, band_addr, None), 0, words]
+    piece = decode_piece if form.fmt == WeightFormat.BF12 else band_bytes.restore_piece
+    arguments[4] = scratch(words)
     run(piece, np.array(arguments, np.int64), form.bands(rows))
 
 
@@ -124,22 +131,48 @@ def check_bands(form: BandForm, band_addr: int, bands: int, place: int | None = 
     return int(bad[0]) if bad.size else -1
 
 
-def _plain(form: BandForm, band_addr: int, rows: int) -> npt.NDArray[np.uint8]:
-    stored = np.empty(rows * row_bytes(form.source, form.cols), np.uint8)
-    decode_bands(form, band_addr, rows, stored.ctypes.data)
-    return stored
+def _described(form: BandForm, band_addr: int) -> npt.NDArray[np.int64]:
+    """A run of bands for `band_panels`: address, bytes of a band, of a line, of a group; unpacker, whether packed."""
+    if form.fmt == WeightFormat.BF12:
+        quad_bytes = -(-form.cols // UNIT) * UNIT_BYTES
+        return np.array([band_addr, form.nbytes, quad_bytes, 64, 0, 1], np.int64)
+    group_bytes, unpack = DECODERS[form.fmt].group_bytes, panels.PANEL[form.fmt].address
+    return np.array(
+        [band_addr, form.nbytes, row_bytes(form.fmt, form.cols), group_bytes, unpack, 0], np.int64
+    )
+
+
+def _panel(form: BandForm) -> Kernel:
+    return packed_panel if form.fmt == WeightFormat.BF12 else plain_panel
 
 
 def matmul_bands(form: BandForm, band_addr: int, rows: int, xs: Floats, y: Floats, col0: int = 0) -> None:
     """y[:, col0 : col0 + rows] = x @ W.T for `rows` rows of W, the first of which begins a band.
 
-    Bit for bit what `matrix.matmul` gives for the plain rows. xs f32[T, padded(cols)] as `split_rows` leaves it.
+    Bit for bit what `matrix.matmul` gives for the plain rows. xs f32[T, padded(cols)] as `split_rows` leaves it. The
+    bands must have been checked: damaged ones can lead reads astray.
     """
-    stored = _plain(form, band_addr, rows)
-    matmul(form.source, stored.ctypes.data, 0, rows, form.cols, xs, y, col0)
+    vectors, cols = xs.shape[0], form.cols
+    if vectors == 0 or rows == 0:
+        return
+    packed = form.fmt == WeightFormat.BF12
+    product = [xs.ctypes.data, xs.strides[0], vectors, y.ctypes.data + 4 * col0, y.strides[0]]
+    if vectors <= (MOST_VECTORS if packed else FORMS[form.fmt].vectors):
+        direct = packed_direct if packed else FORMS[form.fmt].kernel
+        count = form.bands(rows)
+        at_once = max(1, min(-(-count // (8 * threads())), PIECE_BYTES // form.nbytes))
+        arguments = [direct.address, int(packed), band_addr, form.nbytes, rows, cols, at_once]
+        arguments += [*product, scratch(DECODED_BYTES), DECODED_BYTES]
+        run(few_piece, np.array(arguments, np.int64), -(-count // at_once))
+        return
+    described = _described(form, band_addr)
+    at_once = rows_of_piece(form.nbytes // BAND_ROWS, rows)
+    arguments = [0, 0, panels.many.address, _panel(form).address, described.ctypes.data, 0, 0, 1]
+    arguments += [rows, cols, at_once, *product, scratch(panels.SCRATCH_BYTES), panels.SCRATCH_BYTES]
+    run(product_piece, np.array(arguments, np.int64), -(-rows // at_once))
 
 
 def find_nonfinite_bands(form: BandForm, band_addr: int, rows: int) -> tuple[int, int]:
-    """(row, column) of the first weight that is not finite as float32, or (-1, -1)."""
-    stored = _plain(form, band_addr, rows)
-    return find_nonfinite(form.source, stored.ctypes.data, 0, rows, form.cols)
+    """(row, column) of the first weight that is not finite as float32, or (-1, -1), of checked bands."""
+    described = _described(form, band_addr)
+    return first_nonfinite(_panel(form), described.ctypes.data, 0, 0, 1, rows, form.cols)

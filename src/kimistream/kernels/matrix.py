@@ -17,7 +17,7 @@ from .decode import DECODERS, GROUP
 from .formats import WeightFormat
 from .panels import BAND
 from .rows import FORMS
-from .runtime import argument, caller, kernel, run, scratch, threads
+from .runtime import Kernel, argument, caller, kernel, run, scratch, threads
 
 Floats = npt.NDArray[np.float32]
 
@@ -59,7 +59,7 @@ invoke_11, invoke_15 = caller(11), caller(15)
 
 
 @kernel("void(int64, int64, int64)")
-def _product_piece(arguments, item, worker):
+def product_piece(arguments, item, worker):
     """A run of rows of a product; `matmul` lists the arguments."""
     direct, most_direct, many, unpack = (
         argument(arguments, 0),
@@ -117,7 +117,7 @@ def matmul(
     arguments += [weight_addr, row, scale_addr, scale_row_bytes(fmt, cols), rows, cols, at_once]
     arguments += [xs.ctypes.data, xs.strides[0], vectors, y.ctypes.data + 4 * col0, y.strides[0]]
     arguments += [scratch(panels.SCRATCH_BYTES), panels.SCRATCH_BYTES]
-    run(_product_piece, np.array(arguments, np.int64), -(-rows // at_once))
+    run(product_piece, np.array(arguments, np.int64), -(-rows // at_once))
 
 
 def all_finite(y: Floats, col0: int = 0, col1: int | None = None) -> bool:
@@ -137,11 +137,17 @@ def find_nonfinite(
     With MXFP4 that is a scale byte 255, or a code beyond the range of float32 under its scale.
     """
     row, scale_row = row_bytes(fmt, cols), scale_row_bytes(fmt, cols)
-    at_once = max(1, PIECE_BYTES // max(1, row))
+    return first_nonfinite(panels.PANEL[fmt], weight_addr, scale_addr, row, scale_row, rows, cols)
+
+
+def first_nonfinite(
+    unpack: Kernel, weight_addr: int, scale_addr: int, row: int, scale_row: int, rows: int, cols: int
+) -> tuple[int, int]:
+    """`find_nonfinite` for rows that `unpack` unpacks: row r is what it finds at r times the two strides."""
+    at_once = max(1, PIECE_BYTES // max(1, row, cols))
     items = -(-rows // at_once)
     found = np.full(max(1, items), -1, np.int64)
     panel_bytes = panels.PANEL_BYTES
-    unpack = panels.PANEL[fmt]
     arguments = [unpack.address, weight_addr, scale_addr, row, scale_row, rows, cols, at_once]
     arguments += [scratch(panel_bytes), panel_bytes, found.ctypes.data]
     run(finite.search_piece, np.array(arguments, np.int64), items)

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 
 from .decode import DECODERS, GROUP, Decoder, with_tail
 from .formats import WeightFormat
 from .rows import ask_for, closed, offset, place
-from .runtime import caller, kernel
+from .runtime import OPTIONS, argument, caller, kernel
 from .simd import F32, FEAT, I64, LANES, N, P, at, call, join, load, op, splat, st1, step, stf, store
 
 if "avx512f" in FEAT:
@@ -201,6 +201,22 @@ end_4, end_3, end_2, end_1 = (register_block_end(n) for n in (4, 3, 2, 1))
 invoke_7 = caller(7)
 
 
+@njit(forceinline=True, **OPTIONS)
+def asked_of_bands(described, number, panel, g0):
+    """Where to ask while panel `panel` is computed, for the BAND rows from `number` on: (address, step).
+
+    Rows of a packed band lie interleaved by quads, so a third of a quad's part of the panel is asked for in each step.
+    """
+    start, nbytes, line = argument(described, 0), argument(described, 1), argument(described, 2)
+    if argument(described, 5) == 0:
+        number += panel * PANEL_ROWS
+        return start + number // 16 * nbytes + 64 + number % 16 * line + g0 * argument(described, 3), line
+    quad = number // 4 + panel // 3 * RUNS * ASKS
+    if panel // 3 * RUNS * ASKS >= BAND // 4:
+        return start, 0
+    return start + quad // 4 * nbytes + 64 + quad % 4 * line + (g0 // 4) * 768 + panel % 3 * 1024, line
+
+
 @kernel("void(" + ", ".join(["int64"] * 15) + ")")
 def many(
     unpack, weight, scale, row, scale_row, rows, cols, x, x_row, x_index, vectors, y, y_row, y_index, scratch
@@ -208,10 +224,11 @@ def many(
     """y[t, r] = dot(row r, x[t]) for any number of rows and vectors; all strides in bytes.
 
     `unpack` is the address of the form's panel kernel. `x_index` and `y_index`: 0, or addresses of int32 numbers
-    of the vectors to take and the results to write. `scratch` has SCRATCH_BYTES.
+    of the vectors to take and the results to write. `scratch` has SCRATCH_BYTES. If `row` is 0, `weight` describes a
+    run of bands (`band_panels`), in which `scale` is the number of the first row, and `scale_row` is 1.
     """
     groups = (cols + 31) // 32
-    group_bytes = row * 32 // cols
+    group_bytes = row * 32 // cols if row > 0 else argument(weight, 3)
     sums = scratch + PANEL_BYTES
     panel = at(scratch)
     zero = splat(np.float32(0.0))
@@ -228,6 +245,10 @@ def many(
                     nr = min(PANEL_ROWS, end - r0)
                     invoke_7(unpack, weight + r0 * row, scale + r0 * scale_row, nr, cols, g0, ng, scratch)
                     ahead, ahead_row = weight + (r0 + BAND) * row + g0 * group_bytes, row
+                    if row == 0:
+                        ahead, ahead_row = asked_of_bands(
+                            weight, scale + band + BAND, (r0 - band) // PANEL_ROWS, g0
+                        )
                     block = sums + (r0 - band) * nt * 128
                     for t in range(t0, t0 + nt, BLOCK):
                         left = t0 + nt - t
@@ -247,7 +268,7 @@ def many(
                         else:
                             add_1(panel, x0, x1, x2, x3, p, ng, a, group_bytes, ahead_row)
                         block += BLOCK * PANEL_ROWS * 128
-                        ahead += RUNS * row
+                        ahead += RUNS * ahead_row
                         if not spread or t - t0 >= BLOCK * (
                             ASKS - 1
                         ):  # all rows of the next panel are asked for
