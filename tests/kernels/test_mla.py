@@ -6,6 +6,7 @@ import numpy as np
 import ops_golden
 import pytest
 
+from kimistream.kernels.bands import BandForm, choose_form, encode_bands
 from kimistream.kernels.formats import WeightFormat
 from kimistream.kernels.mla import mla_attend, mla_scratch_floats
 
@@ -25,7 +26,8 @@ def stored(weights, form):
     if form == WeightFormat.F32:
         return weights.tobytes(), weights
     if form == WeightFormat.F16:
-        half = weights.astype(np.float16)
+        with np.errstate(over="ignore"):
+            half = weights.astype(np.float16)
         return half.tobytes(), half.astype(np.float32)
     bits = (weights.view(np.uint32) >> 16).astype(np.uint16)
     return bits.tobytes(), (bits.astype(np.uint32) << 16).view(np.float32)
@@ -150,3 +152,26 @@ def test_the_golden_layers_around_the_kernel(name, runs):
     ops_golden.assert_close(product(o * gate, "o_proj"), op["y"], 5e-6)
     ops_golden.assert_close(product(o * gate, "o_proj"), op["y_cached"], 5e-6)
     assert rope == latents.shape[1] - rank
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", [(5, 128, 64, 128, 512), (4, 12, 8, 20, 250), (3, 16, 16, 48, 1000)])
+def test_weights_in_bands_give_the_same_bits(shape, form):
+    heads, nope, rope, v, rank = shape
+    weights, q, latents = drawn(shape, 70, 11)
+    weights[np.random.default_rng(12).random(weights.shape) < 0.001] *= 1e12
+    raw = np.frombuffer(stored(weights, form)[0], np.uint8)
+    plain = attend(shape, form, raw.ctypes.data, q, latents)
+    kinds = [BandForm(form, rank)]
+    if form == WeightFormat.BF16:
+        kinds.append(choose_form(form, raw.ctypes.data, heads * (nope + v), rank))
+        assert kinds[1].escape_room > 0
+    for kind in kinds:
+        memory = np.zeros(kind.bands(heads * (nope + v)) * kind.nbytes, np.uint8)
+        encode_bands(kind, raw.ctypes.data, heads * (nope + v), memory.ctypes.data)
+        for first, last in ((0, heads), (1, heads - 1)):
+            out = np.zeros_like(plain)
+            start = memory.ctypes.data + first * (nope + v) // 16 * kind.nbytes
+            mla_attend(form, start, first, last, nope, rope, v, rank, q, latents, 0, out, form=kind)
+            part = slice(first * v, last * v)
+            np.testing.assert_array_equal(out[:, part], plain[:, part])

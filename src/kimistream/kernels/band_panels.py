@@ -3,7 +3,7 @@
 Knows: where row number r of a run of bands is, and how to unpack a part of it, escapes patched.
 Does not know: threads, files, what is summed.
 
-A run of bands is handed on as the address of five int64 (`described`), so that the kernels for rows (`panels.many`,
+A run of bands is handed on as the address of six int64 (`bands.described`), so the kernels for rows (`panels.many`,
 `finite.search_piece`) find row r by its number instead of by an address.
 """
 
@@ -129,6 +129,17 @@ def packed_words(band, quad_bytes, number, units, out):
             column = ((found >> 9) & 0x7FFF) * UNIT + column_of(found & 127)
             st_u8(out, column * 2 + 1, types.uint8(found >> 24))
         i += 1
+
+
+@njit(**INLINE)
+def row_of_bands(described, number, cols, words):
+    """Row `number` of a run of bands in its source's form: where it is stored, or unpacked to `words`."""
+    band = argument(described, 0) + number // BAND_ROWS * argument(described, 1)
+    line = argument(described, 2)
+    if argument(described, 5) == 0:
+        return at(band + HEADER + number % BAND_ROWS * line)
+    packed_words(band, line, number % BAND_ROWS, (cols + UNIT - 1) // UNIT, words)
+    return words
 
 
 @kernel("void(int64, int64, int64)")

@@ -131,7 +131,7 @@ def check_bands(form: BandForm, band_addr: int, bands: int, place: int | None = 
     return int(bad[0]) if bad.size else -1
 
 
-def _described(form: BandForm, band_addr: int) -> npt.NDArray[np.int64]:
+def described(form: BandForm, band_addr: int) -> npt.NDArray[np.int64]:
     """A run of bands for `band_panels`: address, bytes of a band, of a line, of a group; unpacker, whether packed."""
     if form.fmt == WeightFormat.BF12:
         quad_bytes = -(-form.cols // UNIT) * UNIT_BYTES
@@ -165,14 +165,14 @@ def matmul_bands(form: BandForm, band_addr: int, rows: int, xs: Floats, y: Float
         arguments += [*product, scratch(DECODED_BYTES), DECODED_BYTES]
         run(few_piece, np.array(arguments, np.int64), -(-count // at_once))
         return
-    described = _described(form, band_addr)
+    description = described(form, band_addr)
     at_once = rows_of_piece(form.nbytes // BAND_ROWS, rows)
-    arguments = [0, 0, panels.many.address, _panel(form).address, described.ctypes.data, 0, 0, 1]
+    arguments = [0, 0, panels.many.address, _panel(form).address, description.ctypes.data, 0, 0, 1]
     arguments += [rows, cols, at_once, *product, scratch(panels.SCRATCH_BYTES), panels.SCRATCH_BYTES]
     run(product_piece, np.array(arguments, np.int64), -(-rows // at_once))
 
 
 def find_nonfinite_bands(form: BandForm, band_addr: int, rows: int) -> tuple[int, int]:
     """(row, column) of the first weight that is not finite as float32, or (-1, -1), of checked bands."""
-    described = _described(form, band_addr)
-    return first_nonfinite(_panel(form), described.ctypes.data, 0, 0, 1, rows, form.cols)
+    description = described(form, band_addr)
+    return first_nonfinite(_panel(form), description.ctypes.data, 0, 0, 1, rows, form.cols)

@@ -26,6 +26,8 @@ import numpy.typing as npt
 from numba import njit
 
 from . import runtime
+from .band_panels import row_of_bands
+from .bands import BandForm, described
 from .exp import exp1, vexp
 from .gather import F32, widen_row
 from .jobs import JOB, address, job, real
@@ -112,12 +114,19 @@ def _fill(p, floats, value):
 
 
 @njit(**INLINE)
-def _widen_rows(fmt, p, row, rows, rank, panel, wide):
-    """`rows` stored rows of `rank` numbers to rows of `wide` bytes, zero after the numbers."""
+def _widen_rows(fmt, kv_b, bands, words, first, rows, rank, panel, wide):
+    """`rows` rows of kv_b from number `first` on, `rank` numbers each, to rows of `wide` bytes, zero after the numbers.
+
+    bands: 0, or a description of the bands they are in (`band_panels`); words: room for a row of those.
+    """
     for i in range(rows):
         if rank & 15:
             stf(panel, (i + 1) * wide - 64, constant(0.0))
-        widen_row(fmt, p, i * row, panel, i * wide, rank)
+        if bands == 0:
+            row = step(kv_b, (first + i) * rank * (4 if fmt == F32 else 2))
+        else:
+            row = row_of_bands(bands, first + i, rank, words)
+        widen_row(fmt, row, 0, panel, i * wide, rank)
 
 
 # ------------------------------------------------------------------ the steps of one item
@@ -158,10 +167,8 @@ def _attend(a, item, thread):
     hn = min(group, head1 - head0 - first)
     t0 = item // groups * most
     tn = min(most, rows - t0)
-    number = 4 if fmt == F32 else 2
-    stored_row = rank * number
-    head_bytes = (nope + v_dim) * stored_row
-    stored = step(kv_b, first * head_bytes)
+    head_rows, bands = nope + v_dim, argument(a, 20)
+    stored = first * head_rows
     first += head0
     width, q_width = rank + rope, nope + rope
     rank_v, width_v = (rank + 15) >> 4, (width + 15) >> 4
@@ -177,6 +184,7 @@ def _attend(a, item, thread):
     scores = step(factors, 64)
     panel = step(scores, 4 * BLOCK * 4)
     packed = step(panel, PANEL * wide)
+    words = step(packed, BLOCK * q_wide)
     pairs = tn * hn
     _fill(queries, pairs * width_v * 16, 0.0)
     _fill(sums, pairs * rank_v * 16, 0.0)
@@ -190,7 +198,7 @@ def _attend(a, item, thread):
         source = step(q, t0 * q_row + (first + h) * q_width * 4)
         for d in range(0, nope, PANEL):
             n = min(PANEL, nope - d)
-            _widen_rows(fmt, step(stored, h * head_bytes + d * stored_row), stored_row, n, rank, panel, wide)
+            _widen_rows(fmt, kv_b, bands, words, stored + h * head_rows + d, n, rank, panel, wide)
             x, to = step(source, d * 4), step(queries, h * q_wide)
             _outer(x, q_row, tn, n, panel, wide, rank_v, ones, 0, to, hn * q_wide)
         for t in range(tn):
@@ -225,8 +233,7 @@ def _attend(a, item, thread):
     for h in range(hn):
         for v in range(0, v_dim, PANEL):
             n = min(PANEL, v_dim - v)
-            source = step(stored, h * head_bytes + (nope + v) * stored_row)
-            _widen_rows(fmt, source, stored_row, n, rank, panel, wide)
+            _widen_rows(fmt, kv_b, bands, words, stored + h * head_rows + nope + v, n, rank, panel, wide)
             for t in range(0, tn, 4):
                 r = min(4, tn - t)
                 _dots(
@@ -254,7 +261,8 @@ def _shape(rows: int, heads: int, threads: int) -> tuple[int, int]:
 
 def _floats(group: int, most: int, rank: int, rope: int) -> int:
     wide, q_wide = -(-rank // 16) * 16, -(-(rank + rope) // 16) * 16
-    return group * most * (q_wide + wide + 2) + 2 * 16 + 4 * BLOCK + PANEL * wide + BLOCK * q_wide
+    words = -(-rank // 128) * 64
+    return group * most * (q_wide + wide + 2) + 2 * 16 + 4 * BLOCK + PANEL * wide + BLOCK * q_wide + words
 
 
 def mla_scratch_floats(rows: int, heads: int, kv_rank: int, rope: int) -> int:
@@ -277,6 +285,7 @@ def mla_attend(
     pos0: int,
     out: Floats,
     scratch: Floats | None = None,
+    form: BandForm | None = None,
 ) -> None:
     """out[:, h * v_dim : (h + 1) * v_dim] for heads head0 <= h < head1; row t sees positions 0..pos0 + t.
 
@@ -285,7 +294,8 @@ def mla_attend(
     (nope + rope)] (all heads); latents: contiguous float32 [P, kv_rank + rope], P >= pos0 + T, the rows'
     own latents already stored; out: contiguous float32 [T, heads * v_dim]. scratch: float32 of at least
     `mla_scratch_floats`, or None for that of `runtime.scratch` (bounded by 128 pairs of a row and a head
-    for each thread).
+    for each thread). form: if kv_b is stored in bands (checked ones), their form; `fmt` is then form.source, and
+    kv_b_addr is the band that head0's rows begin: nope + v_dim must be a multiple of 16.
     """
     rows, heads = q.shape[0], q.shape[1] // (nope + rope)
     count = head1 - head0
@@ -296,5 +306,6 @@ def mla_attend(
     room = runtime.scratch(floats * 4) if scratch is None else scratch
     groups = -(-count // group)
     sizes = int(fmt), nope, rope, v_dim, kv_rank, head0, head1, heads, pos0, rows, group, groups, most
+    bands = 0 if form is None else described(form, kv_b_addr)
     scale = 1.0 / math.sqrt(nope + rope)
-    job(_attend, groups * -(-rows // most), kv_b_addr, q, latents, out, room, *sizes, scale, floats)
+    job(_attend, groups * -(-rows // most), kv_b_addr, q, latents, out, room, *sizes, scale, floats, bands)
