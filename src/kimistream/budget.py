@@ -46,6 +46,11 @@ def parse_size(text: str, option: str = "--memory") -> int:
             f"Give a number with a unit, for example `{option} 8GB` or `{option} 512MiB`.",
         )
     whole, _, fraction = match[1].partition(".")
+    if len(whole) + len(fraction) > 30:  # a memory of 10^30 bytes is a slip of the hand
+        raise UsageError(
+            f"{option} {text[:20]!r}... has {len(whole) + len(fraction)} digits; understood: up to 30",
+            f"Give a size such as `{option} 8GB`.",
+        )
     nbytes = int(whole) * unit + int(fraction or "0") * unit // int(10 ** len(fraction))
     if nbytes <= 0:
         raise UsageError(f"{option} {text!r} is no memory at all", f"Give more, for example `{option} 8GB`.")

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 
 class KimistreamError(Exception):
-    """An expected failure: `what` is wrong, and the `remedy` (one sentence, may be empty)."""
+    """An expected failure: `what` is wrong, with the figures on both sides, and the `remedy`: what to do next."""
 
     exit_code = 1
 

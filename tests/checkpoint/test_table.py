@@ -355,9 +355,11 @@ def test_a_tensor_in_two_shards_is_refused_with_both(tiny):
         (b'{"metadata": {}}', "not a valid index"),
         (b'{"weight_map": []}', "not a valid index"),
         (b'{"weight_map": {"a": 1}}', "not a valid index"),
-        (b'{"weight_map": {}}', "lists no tensor"),
+        (b'{"weight_map": {}}', "lists 0 tensors"),
         (b'{"weight_map": {"a": "../secret.safetensors"}}', "not the name of a shard"),
         (b'{"weight_map": {"a": "model.gguf"}}', "not the name of a shard"),
+        (b'{"weight_map": {"a": "' + b"x" * 300 + b'.safetensors"}}', "not the name of a shard"),
+        (b'{"weight_map": {"a": "\\u0000.safetensors"}}', "not the name of a shard"),
     ],
 )
 def test_an_index_that_does_not_hold_is_refused(tiny, content, says):

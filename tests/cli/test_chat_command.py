@@ -80,7 +80,7 @@ def test_input_that_is_not_utf8_is_refused_with_its_line(monkeypatch, capsys, ta
 def test_commands_act_and_unknown_ones_are_named(chat):
     _, out, err = chat("/help\n/undo\n/think\n/think low\n/think medium\n/load\n/save\n/bogus\n/exit\nhi\n")
     assert out == ""
-    for word in ("/save [FILE]", "nothing to take back", "thinking off", "thinking low", "/think medium"):
+    for word in ("/save [FILE]", "no message to take back", "thinking off", "thinking low", "/think medium"):
         assert word in err
     for word in ("/load needs a file", "no file is named", "/bogus is not a command"):
         assert word in err

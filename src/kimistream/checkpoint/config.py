@@ -13,13 +13,15 @@ refused when it is switched on, because it may change the result.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from kimistream.checkpoint.fields import REMEDY, Fields
+from kimistream.checkpoint.fetch import fetch
+from kimistream.checkpoint.fields import REMEDY, Fields, shown
 from kimistream.checkpoint.known import IGNORED, LINEAR_FIELDS, SHAPING
 from kimistream.errors import CheckpointError, ConfigError
 
@@ -147,8 +149,8 @@ def read_config_bytes(directory: str | Path) -> bytes:
     """The bytes of `directory`/config.json; the checks of the directory itself are here too."""
     directory = Path(directory)
     file = directory / "config.json"
-    if not directory.is_dir():
-        kind = "is not a directory" if directory.exists() else "does not exist"
+    if not os.path.isdir(directory):
+        kind = "is not a directory" if os.path.exists(directory) else "does not exist"
         raise CheckpointError(
             f"{directory} {kind}", "Give the directory that holds config.json and the shards."
         )
@@ -165,9 +167,9 @@ def parse_config(data: bytes, file: str = "config.json") -> ModelConfig:
     try:
         top_values: Any = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{file} is not valid JSON: {error}", "Fetch the file again.") from None
+        raise ConfigError(f"{file} is not valid JSON: {error}", fetch(Path(file))) from None
     if not isinstance(top_values, dict):
-        raise ConfigError(f"{file} does not hold a JSON object", "Fetch the file again.")
+        raise ConfigError(f"{file} holds {shown(top_values)}; needed: a JSON object", fetch(Path(file)))
     top = Fields(file, "", top_values)
     nested = top.choice("model_type", ("kimi_k3", "kimi_linear")) == "kimi_k3"
     if not nested:

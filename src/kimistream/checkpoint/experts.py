@@ -196,7 +196,8 @@ class ExpertCollector:
             raise TensorError(
                 f"expert {expert} of layer {layer} is not whole: tensor {name} is in none of the "
                 f"{len(files)} shards ({len(missing)} tensors of this layer's experts are missing)",
-                "Fetch the checkpoint again: its config.json and its shards do not belong together.",
+                f"Its config.json and its shards do not belong together: `kimistream verify {files[0].path.parent}` "
+                "tells what is missing.",
             )
         sizes = self._sizes(format_)
         if not packed:

@@ -79,14 +79,15 @@ def read_header(path: Path, repo: str = K3) -> Header:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except OSError as error:
         raise ShardError(
-            f"{path} cannot be opened: {error.strerror}", "Check the file's permissions."
+            f"{path} cannot be opened: {error.strerror}", "Check that it is there and its permissions."
         ) from None
     try:
         size = os.fstat(handle).st_size
         head = read_exactly(handle, 0, min(_LENGTH, size), path)
         if size < _LENGTH:
             raise ShardError(
-                f"{path} is cut short: it has {size} bytes, a header alone has more", fetch(path, repo)
+                f"{path} is cut short: it has {size} bytes, the length of a header alone has {_LENGTH}",
+                fetch(path, repo),
             )
         length = int.from_bytes(head, "little")
         _check_length(path, size, length, repo)
@@ -110,11 +111,14 @@ def read_exactly(handle: int, offset: int, length: int, path: Path) -> bytes:
             piece = os.pread(handle, min(length, _PIECE), offset)
         except OSError as error:
             raise ReadError(
-                f"{path}: reading {length} bytes at {offset} failed: {error.strerror}",
+                f"{path}: reading {length:,} bytes at {offset:,} failed: {error.strerror}",
                 "Check the disk (dmesg, smartctl) and fetch the file again.",
             ) from None
         if not piece:
-            raise ReadError(f"{path} ends at byte {offset}, {length} bytes too early", "Fetch it again.")
+            raise ReadError(
+                f"{path} ends at byte {offset:,}, {length:,} bytes too early",
+                "Something cuts it while it is read; when that is over, run `kimistream verify`.",
+            )
         pieces.append(piece)
         offset += len(piece)
         length -= len(piece)
@@ -192,7 +196,9 @@ def _check_ranges(
             refuse(f'tensor {name} has the unknown dtype "{dtype}"; known: {", ".join(WIDTH_BITS)}')
         length = -(-math.prod(shape) * width // 8)
         if length > 1 << 62:
-            refuse(f"tensor {name} of {dtype} {list(shape)} would have {length:,} bytes")
+            refuse(
+                f"tensor {name} of {dtype} {list(shape)} would have {length:,} bytes, the file has {size:,}"
+            )
         lengths[place] = length
     ranges = [entry.data_offsets for entry in entries]
     if None in ranges:
@@ -203,8 +209,8 @@ def _check_ranges(
     if len(unequal):
         first = int(unequal[0])
         dtype, shape = kinds[kind[first]]
-        held = f"tensor {names[first]} has {ends[first] - begins[first]} bytes"
-        refuse(f"{held}, its {dtype} {list(shape)} needs {lengths[kind[first]]}")
+        held = f"tensor {names[first]} has {ends[first] - begins[first]:,} bytes"
+        refuse(f"{held}, its {dtype} {list(shape)} needs {lengths[kind[first]]:,}")
     _check_tiling(begins, ends, names, refuse)
     actual, promised = size - start, int(ends.max(initial=0))
     if actual != promised:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kimistream.checkpoint.fetch import K3, fetch
+from kimistream.checkpoint.manifest import is_inside
 from kimistream.checkpoint.names import VISION_PREFIXES
 from kimistream.errors import CheckpointError, ShardError
 
@@ -48,11 +49,14 @@ class Index:
                 if shard not in text and not name.startswith(VISION_PREFIXES):
                     text.add(shard)
         if not names:
-            raise ShardError(f"{path}: weight_map lists no tensor", fetch(path, repo))
+            raise ShardError(
+                f"{path}: weight_map lists 0 tensors; needed: one for each of the model", fetch(path, repo)
+            )
         for shard in names:
-            if "/" in shard or "\\" in shard or not shard.endswith(".safetensors"):
+            if not is_inside(shard) or "/" in shard or not shard.endswith(".safetensors"):
                 raise ShardError(
-                    f"{path}: weight_map names {shard!r}, which is not the name of a shard", fetch(path, repo)
+                    f"{path}: weight_map names {shard[:80]!r}, which is not the name of a shard",
+                    fetch(path, repo),
                 )
         self.hashes: dict[str, npt.NDArray[np.int64]] = {
             shard: np.frombuffer(names[shard], np.int64) for shard in sorted(names)

@@ -71,7 +71,11 @@ def read_manifest(directory: Path) -> Manifest | None:
         )
     for name, entry in manifest.files.items():
         if not is_inside(name) or entry.size < 0 or not _SHA256.fullmatch(entry.sha256):
-            raise CheckpointError(f"{path}: the entry of {name!r} is not a file with size and sha256", remedy)
+            raise CheckpointError(
+                f"{path}: the entry {name!r} has {entry.size} bytes and sha256 {entry.sha256[:70]!r}; needed: a name "
+                "inside the directory, a size of 0 or more, 64 hex digits",
+                remedy,
+            )
     return manifest
 
 
@@ -91,6 +95,7 @@ def is_inside(name: str) -> bool:
         and not path.is_absolute()
         and "\\" not in name
         and "\0" not in name
+        and all(len(part.encode("utf-8", "surrogatepass")) <= 255 for part in path.parts)
         and name == str(path)
         and all(part not in ("..", ".", "") for part in path.parts)
     )

@@ -152,6 +152,18 @@ def expert_name(config: ModelConfig, layer: int, expert: int, part: str, suffix:
     return f"{experts_prefix(config, layer)}.{expert}.{part}.{suffix}"
 
 
+def expert_of(config: ModelConfig, tensor: str) -> tuple[int, int, int] | None:
+    """(layer, expert, column of its table) of a routed expert's tensor by its name; None for another's."""
+    start, dot, end = tensor.partition(".block_sparse_moe.experts.")
+    words = end.split(".")
+    layer = start.removeprefix(f"{config.prefix}layers.")
+    if not dot or len(words) != 3 or words[1] not in EXPERT_PARTS or not (layer + words[0]).isdecimal():
+        return None
+    if not int(words[0]) < config.moe.num_experts:
+        return None
+    return int(layer), int(words[0]), 2 * EXPERT_PARTS.index(words[1]) + (words[2] == "weight_scale")
+
+
 def experts_prefix(config: ModelConfig, layer: int) -> str:
     """What the names of a layer's experts begin with, without the dot before the expert's number."""
     return f"{config.prefix}layers.{layer}.block_sparse_moe.experts"

@@ -26,7 +26,7 @@ from kimistream.checkpoint.fetch import K3, KIMI_LINEAR, fetch
 from kimistream.checkpoint.formats import FLOATS, WeightFormat
 from kimistream.checkpoint.header import Header, read_exactly, read_header
 from kimistream.checkpoint.index import Index
-from kimistream.checkpoint.names import Need, final_tensors, layer_tensors
+from kimistream.checkpoint.names import Need, expert_of, final_tensors, layer_tensors
 from kimistream.checkpoint.shards import find_shards
 from kimistream.errors import NumberError, ReadError, ShardError, TensorError
 
@@ -117,7 +117,10 @@ class Checkpoint:
         """A dense tensor by its name. Raises TensorError when the checkpoint has none of this name."""
         ref = self._dense.get(name)
         if ref is None:
-            raise TensorError(f"{self.directory} has no tensor {name}", "")
+            raise TensorError(
+                f"{self.directory} has no tensor {name} among its {len(self._dense):,} that are no expert's",
+                "`names()` lists them; those of experts are in `experts(layer)`.",
+            )
         return ref
 
     def has(self, name: str) -> bool:
@@ -181,6 +184,25 @@ class Checkpoint:
         """Bytes of a dense tensor as they are stored, all or `count` from `start` on. Raises ReadError."""
         ref = self.dense(name)
         return self._read(ref.file, ref.offset + start, ref.nbytes - start if count is None else count)
+    def shard_of(self, tensor: str) -> Path | None:
+        """The file that holds a tensor, routed experts included; None for a name there is not."""
+        if tensor in self._dense:
+            return self.files[self._dense[tensor].file].path
+        found = expert_of(self.config, tensor)
+        if found is None or found[0] not in self._experts:
+            return None
+        layer, expert, column = found
+        return self.files[int(self._experts[layer].files[expert, column])].path
+
+    def how_to_fetch(self, tensor: str) -> str:
+        """One sentence: the command that fetches the file of a tensor again."""
+        path = self.shard_of(tensor)
+        return fetch(path if path is not None else self.directory, self.repo)
+
+    @property
+    def repo(self) -> str:
+        """Where checkpoints of this kind are published."""
+        return K3 if self.config.nested else KIMI_LINEAR
 
     def read_vector(self, name: str) -> npt.NDArray[np.float32]:
         """A whole dense tensor as float32 of its stored shape, widened exactly.
@@ -195,7 +217,7 @@ class Checkpoint:
             at = [int(i) for i in np.argwhere(~finite)[0]]
             raise NumberError(
                 f"tensor {name} holds {values[tuple(at)]} at {at} (in {self.files[ref.file].path})",
-                fetch(self.files[ref.file].path, K3 if self.config.nested else KIMI_LINEAR),
+                self.how_to_fetch(name),
             )
         return values
 
@@ -205,7 +227,8 @@ class Checkpoint:
             handle = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except OSError as error:
             raise ReadError(
-                f"{path} cannot be opened: {error.strerror}", "Check that it is still there."
+                f"{path} cannot be opened: {error.strerror}",
+                "Check that it is still there, and that `ulimit -n` allows one more descriptor.",
             ) from None
         try:
             return read_exactly(handle, offset, length, path)
@@ -254,7 +277,8 @@ def _check(need: Need, dense: dict[str, TensorRef], files: Sequence[ShardFile], 
         raise TensorError(
             f"tensor {need.name} {list(need.shape)} is needed by config.json and is in none of the "
             f"{len(files)} shards",
-            "Fetch the checkpoint again: its config.json and its shards do not belong together.",
+            f"Its config.json and its shards do not belong together: `kimistream verify {files[0].path.parent}` "
+            "tells what is missing.",
         )
     count = int(np.prod(ref.shape, dtype=object))
     fits = count >= need.least if -1 in need.shape else ref.shape == need.shape

@@ -11,6 +11,11 @@ import sys
 
 def main() -> None:
     """The console script: run the command line and exit with its code."""
-    from kimistream.cli.app import run_app
+    try:
+        from kimistream.cli.app import run_app
 
-    sys.exit(run_app(sys.argv[1:]))
+        code = run_app(sys.argv[1:])
+    except KeyboardInterrupt:  # while the program is being loaded
+        print("kimistream: interrupted", file=sys.stderr)
+        code = 130
+    sys.exit(code)

@@ -6,6 +6,8 @@ Does not know: what the commands do.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import sys
@@ -23,7 +25,7 @@ from kimistream.cli.run import run
 from kimistream.cli.synth import synth
 from kimistream.cli.tokenize import tokenize
 from kimistream.cli.verify import verify
-from kimistream.errors import Interrupted, KimistreamError, UsageError
+from kimistream.errors import BudgetError, Interrupted, KimistreamError, OutputError, UsageError
 
 app = App(
     name="kimistream",
@@ -59,6 +61,9 @@ EXAMPLES = {
 
 def run_app(arguments: list[str]) -> int:
     """Run one command line; the exit code. Failures are one message on stderr, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name or a text that its encoding lacks is spelled out
+            stream.reconfigure(errors="backslashreplace")
     try:
         _command(arguments)
         sys.stdout.flush()
@@ -67,10 +72,41 @@ def run_app(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return _fail(Interrupted("interrupted"), arguments)
     except BrokenPipeError:
-        # the reader of stdout went away: nobody is left to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # the reader of stdout went away: nobody is left to tell
         return 1
+    except OSError as error:
+        code = _fail(_from_system(error), arguments)
+        _drop_output()
+        return code
+    except MemoryError as error:
+        return _fail(_no_memory(error), arguments)
     return 0
+
+
+def _drop_output() -> None:
+    """What still waits to be printed cannot be: without this, the interpreter would say so at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _from_system(error: OSError) -> KimistreamError:
+    if error.filename is not None:
+        return OutputError(
+            f"{os.fsdecode(error.filename)}: {error.strerror}",
+            "Check that path, its permissions, and the room on its disk.",
+        )
+    return OutputError(
+        f"the output cannot be written: {error.strerror or error}",
+        "Check where it goes, and its disk's room.",
+    )
+
+
+def _no_memory(error: MemoryError) -> KimistreamError:
+    why = f": {error}" if str(error) else ""
+    return BudgetError(
+        f"the system gives this process no more memory{why}",
+        "Give a smaller `--memory`, `--context` or `--chunk`; `ulimit -v` shows whether a limit is set.",
+    )
 
 
 def _command(arguments: list[str]) -> None:
@@ -82,7 +118,7 @@ def _command(arguments: list[str]) -> None:
             result_action="return_value",
         )
     except CycloptsError as error:
-        raise UsageError(" ".join(str(error).split())) from None
+        raise UsageError(" ".join(str(error).split()), "kimistream --help tells all commands.") from None
 
 
 def _with_negative_values(arguments: list[str]) -> list[str]:
@@ -100,8 +136,7 @@ def _fail(error: KimistreamError, arguments: list[str]) -> int:
     name = arguments[0] if arguments else ""
     remedy = error.remedy
     if isinstance(error, UsageError) and name in EXAMPLES:
-        remedy = f"{remedy}\n" if remedy else ""
-        remedy += f"For example: {EXAMPLES[name]}\nAll options: kimistream {name} --help"
+        remedy += f"\nFor example: {EXAMPLES[name]}\nAll options: kimistream {name} --help"
     print(f"kimistream: {error.what}", file=sys.stderr)
     if remedy:
         print(remedy, file=sys.stderr)

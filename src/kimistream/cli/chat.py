@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from kimistream.cli.options import Whole, at_least, checkpoint_path
+from kimistream.cli.options import FilePath, Whole, at_least, checkpoint_path
 from kimistream.cli.sampling import Sampling, describe
 from kimistream.cli.talk import Room, TalkOptions, open_talk
 
@@ -24,9 +23,9 @@ def chat(
     *,
     talk: TalkOptions = TalkOptions(),  # noqa: B008  (frozen)
     sampling: Sampling = Sampling(),  # noqa: B008  (frozen)
-    session: Path | None = None,
+    session: FilePath | None = None,
     max_tokens: Annotated[Whole | None, Parameter(name=["--max-tokens", "-n"])] = None,
-    pack: Path | None = None,
+    pack: FilePath | None = None,
     memory: str | None = None,
     context: Whole | None = None,
     threads: Whole | None = None,

@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 
 from kimistream.budget import format_size
 from kimistream.cli.chat_view import AnswerView, ending, stats_lines
 from kimistream.cli.line_input import LineInput
+from kimistream.cli.options import usable_path
 from kimistream.cli.status import harmless
 from kimistream.cli.talk import Talk
 from kimistream.engine.answer import Finished
@@ -148,13 +148,13 @@ class ChatLoop:
     # ---- commands
 
     def _save(self, rest: str) -> None:
-        path, nbytes = self._talk.save(Path(rest) if rest else None)
+        path, nbytes = self._talk.save(usable_path("/save", rest) if rest else None)
         say(f"saved {path}: {format_size(nbytes)}")
 
     def _load(self, rest: str) -> None:
         if not rest:
-            raise UsageError("/load needs a file", "/load talk.session")
-        self._talk.load(Path(rest))
+            raise UsageError("/load needs a file, and none is named", "Write /load talk.session.")
+        self._talk.load(usable_path("/load", rest))
         conversation = self._talk.conversation
         say(
             f"loaded {rest}: {len(conversation.messages)} messages, "
@@ -164,7 +164,7 @@ class ChatLoop:
     def _undo(self, rest: str) -> None:
         text = self._talk.conversation.undo()
         if text is None:
-            raise UsageError("there is nothing to take back")
+            raise UsageError("/undo: the conversation has no message to take back", "Say something first.")
         short = " ".join(text.split())
         say(f"took back: {short if len(short) <= 60 else short[:57] + '...'}")
 

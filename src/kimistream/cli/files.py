@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 
 from kimistream.budget import format_size
+from kimistream.checkpoint.fields import shown
+from kimistream.cli.options import usable_path
 from kimistream.errors import OutputError, UsageError
 
 JSON_OBJECT = "json"
@@ -23,13 +25,16 @@ JSON_OBJECT = "json"
 def read_json(option: str, path: str) -> Any:
     """The value in a JSON file, or on standard input for `-`."""
     try:
-        raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        raw = sys.stdin.buffer.read() if path == "-" else usable_path(option, path).read_bytes()
     except OSError as error:
-        raise UsageError(f"{option} {path}: cannot be read ({error.strerror})") from None
+        raise UsageError(
+            f"{option} {path}: cannot be read ({error.strerror})",
+            "Name a file that is there, or - for stdin.",
+        ) from None
     try:
         return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{option} {path}: is not JSON ({error})") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{option} {path}: is not JSON ({error})", "Write UTF-8 JSON.") from None
 
 
 def read_tools(path: str) -> list[Any]:
@@ -37,7 +42,7 @@ def read_tools(path: str) -> list[Any]:
     value = read_json("--tools", path)
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
         raise UsageError(
-            f"--tools {path}: is not a list of tools",
+            f"--tools {path}: holds {shown(value)}; needed: a list of tools",
             'Write [{"type": "function", "function": {"name": ..., "parameters": {...}}}].',
         )
     return value
@@ -49,7 +54,10 @@ def read_format(word: str) -> dict[str, Any]:
         return {"type": "json_object"}
     value = read_json("--format", word)
     if not isinstance(value, dict):
-        raise UsageError(f"--format {word}: is not a JSON schema (an object)", "Or write --format json.")
+        raise UsageError(
+            f"--format {word}: holds {shown(value)}; needed: a JSON schema (an object)",
+            "Or write --format json.",
+        )
     return {"type": "json_schema", "json_schema": {"schema": value}}
 
 
@@ -60,7 +68,7 @@ def read_messages(path: str) -> dict[str, Any]:
         value = {"messages": value}
     if not isinstance(value, dict) or not isinstance(value.get("messages"), list):
         raise UsageError(
-            f"--messages {path}: is neither a list of messages nor an object with one",
+            f"--messages {path}: holds {shown(value)}; needed: a list of messages, or an object with `messages`",
             'Write [{"role": "user", "content": "Hello"}].',
         )
     return value

@@ -55,7 +55,8 @@ class PlainLines:
                 line = raw.decode("utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
                 raise UsageError(
-                    f"standard input, line {self._count}: byte {error.start} is not UTF-8"
+                    f"standard input, line {self._count}: byte {error.start} is not UTF-8",
+                    "Save the text as UTF-8.",
                 ) from None
             if not line.endswith(GO_ON):
                 return "\n".join([*parts, line])

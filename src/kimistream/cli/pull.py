@@ -14,6 +14,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from kimistream.budget import format_size
+from kimistream.cli.options import usable_path
 from kimistream.cli.transfer import TransferDisplay, clock
 from kimistream.errors import Interrupted, UsageError
 
@@ -62,10 +63,11 @@ def pull(
     if directory is None:
         repo, directory = K3, repo
     if only not in (None, "text"):
-        raise UsageError(f"--only {only}: must be text")
+        raise UsageError(f"--only {only}: must be text", "Write --only text, or leave it out.")
     if files and (only or layers):
         raise UsageError("--files excludes --only and --layers", "Give one of them.")
     wanted = Wanted(repo, revision, only == "text", _layers(layers), tuple(files or ()))
+    usable_path("the directory", directory)
     work = Pull(directory, wanted, workers=workers, note=lambda text: display.note(text))
     display = TransferDisplay("pull", work.progress.snapshot, quiet=quiet)
     try:

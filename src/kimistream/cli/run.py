@@ -6,12 +6,19 @@ Does not know: what is done with them (run_text, run_chat).
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from kimistream.cli.options import Whole, at_least, checkpoint_path, exactly_one, prompt_ids, read_prompt_file
+from kimistream.cli.options import (
+    FilePath,
+    Whole,
+    at_least,
+    checkpoint_path,
+    exactly_one,
+    prompt_ids,
+    read_prompt_file,
+)
 from kimistream.cli.sampling import Sampling
 from kimistream.cli.talk import Room, TalkOptions
 from kimistream.errors import UsageError
@@ -30,8 +37,8 @@ def run(
     talk: TalkOptions = TalkOptions(),  # noqa: B008  (frozen)
     sampling: Sampling = Sampling(),  # noqa: B008  (frozen)
     max_tokens: Annotated[Whole | None, Parameter(name=["--max-tokens", "-n"])] = None,
-    session: Path | None = None,
-    pack: Path | None = None,
+    session: FilePath | None = None,
+    pack: FilePath | None = None,
     memory: str | None = None,
     context: Whole | None = None,
     threads: Whole | None = None,
@@ -40,7 +47,7 @@ def run(
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
     logprobs: Whole | None = None,
-    logits: Path | None = None,
+    logits: FilePath | None = None,
 ) -> None:
     """Continue a prompt with a checkpoint, token by token, within a memory budget.
 
@@ -94,11 +101,14 @@ def run(
             "--chat", {"--ids": ids, "--logits": logits, "--logprobs": logprobs, "--ignore-eos": ignore_eos}
         )
     elif session is not None and logits is not None:
-        raise UsageError("--logits has those of every position, and --session leaves out what it knows")
+        raise UsageError(
+            "--logits has those of every position, and --session leaves out what it knows",
+            "Give one of them.",
+        )
     elif words := talk.given():
-        raise UsageError(f"{words[0]} needs --chat")
+        raise UsageError(f"{words[0]} needs --chat", f"Add --chat, or leave {words[0]} out.")
     elif logprobs is not None and not json:
-        raise UsageError("--logprobs needs --json")
+        raise UsageError("--logprobs needs --json", "Add --json, or leave --logprobs out.")
     at_least("--max-tokens", max_tokens, 1)
     at_least("--context", context, 1)
     at_least("--threads", threads, 1)
@@ -150,4 +160,4 @@ def _refuse(with_option: str, given: dict[str, object]) -> None:
     """Refuse options that make no sense beside another."""
     for option, value in given.items():
         if value is not None and value is not False:
-            raise UsageError(f"{option} cannot be used with {with_option}")
+            raise UsageError(f"{option} cannot be used with {with_option}", "Leave one of them out.")

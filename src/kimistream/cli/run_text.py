@@ -68,7 +68,8 @@ def run_text(
         if context is not None and context < positions:
             raise UsageError(
                 f"--context {context}: the prompt's {len(tokens)} tokens and --max-tokens {max_tokens} "
-                f"need {positions}"
+                f"need {positions}",
+                f"Give --context {positions} or more, or fewer --max-tokens.",
             )
         if context is None:
             context = max(positions, saved.count if saved is not None else 0)

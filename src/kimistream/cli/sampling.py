@@ -94,6 +94,9 @@ def _biases(texts: list[str]) -> dict[int, float]:
                 "For example --logit-bias 1008:-100.",
             ) from None
         if key in biases:
-            raise UsageError(f"--logit-bias {text}: token {key} is given twice")
+            raise UsageError(
+                f"--logit-bias {text}: token {key} has the bias {biases[key]:g} already",
+                "Give each token once.",
+            )
         biases[key] = value
     return biases

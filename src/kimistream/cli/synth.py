@@ -7,19 +7,18 @@ Does not know: the layout (checkpoint.released) or how it is written (checkpoint
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from kimistream.budget import format_size
-from kimistream.cli.options import Whole, at_least, layer_list
+from kimistream.cli.options import Whole, at_least, layer_list, usable_path
 from kimistream.cli.status import StatusLine
 from kimistream.errors import UsageError
 
 
 def synth(
-    directory: Path,
+    directory: str,
     /,
     *,
     layers: Whole | None = None,
@@ -65,10 +64,14 @@ def synth(
     from kimistream.checkpoint.synth import synth as write
     from kimistream.checkpoint.synth import synth_sizes
 
+    target = usable_path("the directory", directory)
     at_least("--seed", seed, 0)
     at_least("--threads", threads, 1)
     if full and any(value is not None for value in (layers, experts, vocab, hidden, mla)):
-        raise UsageError("--full is the released shape: it excludes the options that change sizes")
+        raise UsageError(
+            "--full is the released shape: it excludes --layers, --experts, --vocab, --hidden and --mla",
+            "Leave out --full, or the others.",
+        )
     chosen = layer_list("--mla", mla) if mla is not None else None
     sizes = synth_sizes(layers, experts, vocab, hidden, chosen, full=full)
     done = [0, 1]
@@ -84,7 +87,7 @@ def synth(
         return f"{format_size(done[0])} of {format_size(done[1])} written, {format_size(rate)}/s{left}"
 
     with StatusLine(line, quiet=quiet) as status:
-        written = write(directory, sizes, seed=seed, sparse=sparse, progress=progress, threads=threads)
+        written = write(target, sizes, seed=seed, sparse=sparse, progress=progress, threads=threads)
         if not quiet:
             seconds = time.perf_counter() - started
             status.note(

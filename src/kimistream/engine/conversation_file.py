@@ -13,7 +13,7 @@ import msgspec
 
 from kimistream.checkpoint.table import Checkpoint
 from kimistream.engine.conversation import Conversation
-from kimistream.engine.session_file import StoredSession
+from kimistream.engine.session_file import AGAIN, StoredSession
 from kimistream.engine.thinking import THINK
 from kimistream.errors import SessionError
 
@@ -37,13 +37,13 @@ def read_note(stored: StoredSession, kind: str) -> Note:
     """The note of a session of a kind, `chat` or `text`. Raises SessionError for another."""
     try:
         note = msgspec.json.decode(stored.note, type=Note) if stored.note else Note()
-    except msgspec.MsgspecError as error:
-        raise SessionError(f"session {stored.path}: its note cannot be read ({error})") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise SessionError(f"session {stored.path}: its note cannot be read ({error})", AGAIN) from None
     if note.kind != kind or note.think not in THINK:
         verb = {"chat": "`kimistream chat`", "text": "`kimistream run`"}
         raise SessionError(
             f"session {stored.path} holds {note.kind or 'no'!r}, and a {kind!r} is needed",
-            f"Continue it with {verb[note.kind]}." if note.kind in verb and note.kind != kind else "",
+            f"Continue it with {verb[note.kind]}." if note.kind in verb and note.kind != kind else AGAIN,
         )
     return note
 

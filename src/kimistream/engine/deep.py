@@ -78,7 +78,7 @@ class DeepCheck:
     def run(self) -> Deep:
         """Read everything. Raises Interrupted; a disk error is an outcome of its file."""
         paths = self._inspected.paths
-        sizes = {name: path.stat().st_size for name, path in paths.items()}
+        sizes = self._inspected.sizes
         state = DeepState(self._inspected.directory)
         self._outcomes = state.load(paths)
         earlier = len(self._outcomes)
@@ -166,7 +166,10 @@ class DeepCheck:
 
     def _read(self, reader: Reader, number: int, name: str, views: list[memoryview]) -> ReadFile:
         """One file from its first byte to its last: hash, marks, and the look at its numbers."""
-        status = self._inspected.paths[name].stat()
+        try:
+            status = self._inspected.paths[name].stat()
+        except OSError as error:  # it has gone since the look at the directory
+            return ReadFile(0, 0, error=f"cannot be read: {error.strerror}")
         size = status.st_size
         header = self._inspected.header(name)
         scan = ShardScan(header) if header is not None else None

@@ -63,9 +63,10 @@ class DeepState:
         kept = {}
         for name, outcome in state.files.items():
             if name in paths and not outcome.error:
-                status = paths[name].stat()
-                if (status.st_size, status.st_mtime_ns) == (outcome.size, outcome.mtime_ns):
-                    kept[name] = outcome
+                with contextlib.suppress(OSError):
+                    status = paths[name].stat()
+                    if (status.st_size, status.st_mtime_ns) == (outcome.size, outcome.mtime_ns):
+                        kept[name] = outcome
         self._state = _State(state.began, kept)
         return dict(kept)
 

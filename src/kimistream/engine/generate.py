@@ -37,7 +37,14 @@ def greedy(logits: Floats, position: int) -> int:
 
 def as_ids(prompt: Sequence[int] | Ints, vocab: int) -> Ints:
     """Token ids as int32 `[n]`; refuses an empty prompt and ids outside the vocabulary."""
-    ids = np.asarray(prompt, np.int64)
+    try:
+        ids = np.asarray(prompt, np.int64)
+    except (OverflowError, ValueError, TypeError):
+        strange = next((one for one in prompt if not isinstance(one, int) or abs(one) >> 62), prompt)
+        raise UsageError(
+            f"{str(strange)[:40]} is not a token id; ids are whole numbers from 0 to {vocab - 1}",
+            "Use the tokenizer of this checkpoint.",
+        ) from None
     if ids.ndim != 1 or not len(ids):
         raise UsageError("the prompt is empty: there is no token to start from", "Give at least one token.")
     outside = ids[(ids < 0) | (ids >= vocab)]

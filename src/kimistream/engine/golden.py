@@ -145,7 +145,11 @@ def run_golden(
     with Model.open(checkpoint, memory=memory, context=context, all_logits=True, note=note) as model:
         vocab = model.config.vocab_size
         if max((*published.prompt, *published.logits_prompt, *published.logits)) >= vocab:
-            raise CheckpointError(f"the vocabulary of {vocab} has not all the published ids", "")
+            highest = max((*published.prompt, *published.logits_prompt, *published.logits))
+            raise CheckpointError(
+                f"{checkpoint}: its vocabulary of {vocab:,} lacks the published id {highest:,}",
+                "--golden compares with results that were published for the released model only.",
+            )
         tokens = tuple(
             record.id
             for record in model.generate(

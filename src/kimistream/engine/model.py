@@ -148,7 +148,7 @@ class Model:
             touched = tape.touch(pinned=True) + (experts.touch() if experts is not None else 0.0)
             fmt = runs[min(runs)].format if runs else WeightFormat.BF16
             forward = Forward(
-                checkpoint.config,
+                checkpoint,
                 sized.score,
                 Vectors(checkpoint.config, pack or checkpoint),
                 WeightFormat(fmt),
@@ -210,7 +210,8 @@ class Model:
         if self.tokenizer is None:
             _, reason = try_tokenizer(self.checkpoint.directory, self.config)
             raise TextError(
-                f"text needs the checkpoint's tokenizer: {reason or 'it was not loaded'}", "Use ids."
+                f"text needs the checkpoint's tokenizer: {reason or 'it was not loaded'}",
+                "Use ids, or fetch the tokenizer's files.",
             )
         return self.tokenizer
 
@@ -239,7 +240,7 @@ class Model:
         `[n, vocab]` after every position, in order.
         """
         if max_tokens < 1:
-            raise UsageError(f"max_tokens is {max_tokens}: must be 1 or more")
+            raise UsageError(f"max_tokens is {max_tokens}: must be 1 or more", "Give 64, say.")
         ids = as_ids(prompt, self.config.vocab_size)
         if state is None:
             state = self.new_state()

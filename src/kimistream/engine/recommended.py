@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from kimistream.checkpoint.fetch import fetch
 from kimistream.engine.options import SamplingOptions
 from kimistream.errors import ConfigError, UsageError
 
@@ -30,9 +31,11 @@ def recommended(directory: Path) -> dict[str, float]:
     try:
         values = msgspec.json.decode(path.read_bytes(), type=dict[str, object])
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{path}: {error}", "Fetch the file again, or delete it.") from None
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})", "Check its permissions.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(
+            f"{path} is not valid: {error}", f"{fetch(path)}; or delete it: it only recommends."
+        ) from None
     if values.get("do_sample") is False:
         return {"temperature": 0.0}
     given = {name: value for name in FIELDS if (value := values.get(name)) is not None}

@@ -31,7 +31,7 @@ from kimistream.model.state import SequenceState, state_shapes
 
 FORMAT = "kimistream-session-1"
 _PIECE = 16 << 20
-_AGAIN = "Start without this session: its history can be computed again from the text."
+AGAIN = "Start without this session: its history can be computed again from the text."
 
 _DTYPES: dict[str, type[np.generic]] = {"I32": np.int32, "F32": np.float32, "U8": np.uint8}
 
@@ -176,7 +176,7 @@ def open_session(path: str | Path, checkpoint: Checkpoint) -> StoredSession:
         raise SessionError(
             f"session {path} belongs to another checkpoint (identity {metadata.checkpoint[:12]}, "
             f"{checkpoint.directory} has {checkpoint.identity[:12]})",
-            "Use it with the checkpoint it was saved from; " + _AGAIN[0].lower() + _AGAIN[1:],
+            "Use it with the checkpoint it was saved from. " + AGAIN,
         )
     try:
         header = read_header(path)
@@ -193,7 +193,7 @@ def open_session(path: str | Path, checkpoint: Checkpoint) -> StoredSession:
 
 def _damaged(path: Path, error: Exception) -> SessionError:
     what = error.what if isinstance(error, ShardError | ReadError) else f"session {path}: {error}"
-    return SessionError(what, _AGAIN)
+    return SessionError(what, AGAIN)
 
 
 def _tensors(session: Session) -> Iterator[tuple[str, Array]]:
@@ -231,8 +231,8 @@ def _metadata(path: Path) -> Metadata:
             return msgspec.json.decode(file.read(length), type=_Header).metadata or Metadata()
     except OSError as error:
         raise SessionError(f"session {path} cannot be read: {error.strerror}", "Check its path.") from None
-    except msgspec.MsgspecError as error:
-        raise SessionError(f"session {path} is damaged: its header is not valid ({error})", _AGAIN) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise SessionError(f"session {path} is damaged: its header is not valid ({error})", AGAIN) from None
 
 
 def _read(path: Path, targets: Mapping[str, list[memoryview]], only: frozenset[str] | None = None) -> None:

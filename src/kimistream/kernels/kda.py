@@ -212,6 +212,6 @@ def kda_recurrence(
 def _check(d: int) -> None:
     if d <= 0 or d % 16:
         raise KimistreamError(
-            f"KDA heads of width {d}",
-            "linear_attn_config.head_dim has to be a multiple of 16 for these kernels.",
+            f"KDA heads of width {d}; understood: a multiple of 16 (one vector of the kernels)",
+            "linear_attn_config.head_dim of config.json says so: this model is not supported.",
         )

@@ -170,11 +170,11 @@ def set_threads(count: int) -> None:
     """Compute with `count` threads from now on. The results do not depend on it."""
     global _threads
     if count < 1:
-        raise UsageError(f"{count} threads were asked for", "Give at least one thread.")
+        raise UsageError(f"threads is {count}: must be 1 or more", "Leave it out for one per core.")
     if count > config.NUMBA_NUM_THREADS:
         if _started:
             raise UsageError(
-                f"{count} threads were asked for after {config.NUMBA_NUM_THREADS} had been started",
+                f"threads is {count}, and {config.NUMBA_NUM_THREADS} have been started already",
                 "Set the number of threads before the first computation.",
             )
         config.NUMBA_NUM_THREADS = count

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from kimistream.checkpoint.config import ModelConfig
 from kimistream.checkpoint.pack_format import BAND_ROWS
+from kimistream.checkpoint.table import Checkpoint
 from kimistream.errors import NumberError
 from kimistream.kernels.bands import BandForm, decode_bands, find_nonfinite_bands, matmul_bands
 from kimistream.kernels.matrix import all_finite, find_nonfinite, matmul, row_bytes
@@ -39,8 +40,9 @@ class Rows(NamedTuple):
 class Dense:
     """y = W x for the matrices of a tape, taken strictly in the tape's order."""
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: Tape, checkpoint: Checkpoint) -> None:
         self._tape = tape
+        self._checkpoint = checkpoint
         self._decoded = np.empty(0, np.uint8)
 
     def __call__(self, matrix: Matrix, xs: Floats, y: Floats) -> Floats:
@@ -52,7 +54,7 @@ class Dense:
         for rows in self._taken(matrix):
             multiply(matrix, rows, xs, y)
             if not all_finite(y, rows.row0, rows.row1):
-                raise trace(matrix, rows)
+                raise self.trace(matrix, rows)
         return y
 
     def stored(self, matrix: Matrix, granule: int) -> Iterator[Rows]:
@@ -79,6 +81,24 @@ class Dense:
         for run in matrix.runs:
             for part in self._tape.take(run.index):
                 yield rows_of(run, part)
+
+    def trace(self, matrix: Matrix, rows: Rows) -> NumberError:
+        """The error for a result of these rows that is not finite."""
+        return self.bad_number(matrix.name, *_place(matrix, rows))
+
+    def bad_number(self, tensor: str, row: int, col: int) -> NumberError:
+        """The error for a product that is not finite; row and col name the weight, or are -1."""
+        path = self._checkpoint.shard_of(tensor)
+        if row >= 0:
+            return NumberError(
+                f"tensor {tensor} holds a NaN or an infinity at row {row}, column {col} (in {path})",
+                self._checkpoint.how_to_fetch(tensor),
+            )
+        return NumberError(
+            f"multiplying by tensor {tensor} (in {path}) gave a number that is not finite, although its "
+            "weights are",
+            "The weights are finite but far too large: this is not a checkpoint as it was released.",
+        )
 
 
 def rows_of(run: Run, part: Part) -> Rows:
@@ -114,19 +134,6 @@ def _place(matrix: Matrix, rows: Rows) -> tuple[int, int]:
     return (row + rows.row0 if row >= 0 else -1), col
 
 
-def bad_number(tensor: str, row: int, col: int) -> NumberError:
-    """The error for a product that is not finite; row and col name the weight, or are -1."""
-    if row >= 0:
-        return NumberError(
-            f"tensor {tensor} holds a NaN or an infinity at row {row}, column {col}",
-            "The file is damaged or was converted wrongly: fetch the shard that holds it again.",
-        )
-    return NumberError(
-        f"multiplying by tensor {tensor} gave a number that is not finite, although its weights are",
-        "The weights are finite but far too large: this is not a checkpoint as it was released.",
-    )
-
-
 def decoded_bytes(config: ModelConfig, score: Score) -> int:
     """Memory that `stored` takes for the bands of this tape."""
     heads = [matrices["kv_b_proj"] for matrices in score.layers if "kv_b_proj" in matrices]
@@ -135,8 +142,3 @@ def decoded_bytes(config: ModelConfig, score: Score) -> int:
         (decoded_rows(matrix, together) * row_bytes(matrix.format, matrix.cols) for matrix in heads),
         default=0,
     )
-
-
-def trace(matrix: Matrix, rows: Rows) -> NumberError:
-    """The error for a result of these rows that is not finite."""
-    return bad_number(matrix.name, *_place(matrix, rows))

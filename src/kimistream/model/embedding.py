@@ -22,6 +22,7 @@ class Embedding:
     """Gathers embedding rows as float32."""
 
     def __init__(self, checkpoint: Checkpoint, reader: Reader) -> None:
+        self._checkpoint = checkpoint
         self._ref = checkpoint.dense(embedding_name(checkpoint.config))
         self._vocab = checkpoint.config.vocab_size
         self._row_bytes = self._ref.nbytes // self._ref.shape[0]
@@ -53,6 +54,7 @@ class Embedding:
         widen(self._ref.format, stored.ctypes.data, len(row), row)
         if not np.isfinite(row).all():
             raise NumberError(
-                f"tensor {self._ref.name} holds a NaN or an infinity in row {token}",
-                "The file is damaged or was converted wrongly: fetch the shard that holds it again.",
+                f"tensor {self._ref.name} holds a NaN or an infinity in row {token} "
+                f"(in {self._checkpoint.shard_of(self._ref.name)})",
+                self._checkpoint.how_to_fetch(self._ref.name),
             )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kimistream.checkpoint.config import ModelConfig
+from kimistream.checkpoint.table import Checkpoint
 from kimistream.errors import NumberError, UsageError
 from kimistream.kernels.formats import WeightFormat
 from kimistream.kernels.matrix import split_rows
@@ -58,7 +58,7 @@ class Forward:
 
     def __init__(
         self,
-        config: ModelConfig,
+        checkpoint: Checkpoint,
         score: Score,
         vectors: Vectors,
         expert_format: WeightFormat,
@@ -67,7 +67,7 @@ class Forward:
         experts: ExpertStore | None,
         workspace: Workspace,
     ) -> None:
-        self.config = config
+        config = self.config = checkpoint.config
         self._score = score
         self._vectors = vectors
         self._expert_format = expert_format
@@ -75,7 +75,7 @@ class Forward:
         self._tape = tape
         self._experts = experts
         self._ws = workspace
-        self._dense = Dense(tape)
+        self._dense = Dense(tape, checkpoint)
         self._foresight = None
         if experts is not None and experts.guesses:
             self._foresight = Foresight(config, score, vectors, tape, experts, workspace)
@@ -100,7 +100,10 @@ class Forward:
         placed = place(runs)
         rows = placed[-1].row1
         if rows > ws.max_rows:
-            raise UsageError(f"a pass of {rows} rows was asked for, but it was planned for {ws.max_rows}")
+            raise UsageError(
+                f"a pass of {rows} rows was asked for, but it was planned for {ws.max_rows}",
+                "Split it, or open the model with a larger chunk.",
+            )
         for run in runs:
             run.state.room_for(len(run.ids))
         wanted = wanted_rows(placed)
@@ -217,5 +220,9 @@ class Forward:
         logits = np.empty((len(wanted), config.vocab_size), np.float32)
         self._dense(self._score.head, ws("stream", "x")[: len(wanted)], logits)
         if not np.isfinite(logits).all():
-            raise NumberError("the logits are not finite", "This is a fault of the program: report it.")
+            bad = int(np.argwhere(~np.isfinite(logits))[0][1])
+            raise NumberError(
+                f"the logit of token {bad} is {logits[~np.isfinite(logits)][0]}, although all weights are finite",
+                "This is a fault of the program: please report it.",
+            )
         return logits

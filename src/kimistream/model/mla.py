@@ -14,7 +14,7 @@ from kimistream.kernels.glu import sigmoid_gate
 from kimistream.kernels.matrix import all_finite, split_rows
 from kimistream.kernels.mla import mla_attend
 from kimistream.kernels.norm import rms_norm
-from kimistream.model.dense import Dense, trace
+from kimistream.model.dense import Dense
 from kimistream.model.order import Matrix
 from kimistream.model.rows import Placed
 from kimistream.model.workspace import Workspace
@@ -76,7 +76,7 @@ def mla_layer(
             )
         first, last = rows.row0 // per_head * mla.v_head_dim, rows.row1 // per_head * mla.v_head_dim
         if not all_finite(out, first, last):
-            raise trace(kv_b, rows)
+            raise dense.trace(kv_b, rows)
     if mla.output_gate:
         sigmoid_gate(out, ws("mla", "gate"), out)
     split_rows(out, ws("mla", "split"))

@@ -23,7 +23,7 @@ from kimistream.kernels.matrix import find_nonfinite, split_rows
 from kimistream.kernels.norm import rms_norm
 from kimistream.kernels.residual import add
 from kimistream.kernels.router import route
-from kimistream.model.dense import Dense, bad_number
+from kimistream.model.dense import Dense
 from kimistream.model.mlp import activation_of, mlp_block
 from kimistream.model.order import Matrix
 from kimistream.model.workspace import Workspace
@@ -104,7 +104,7 @@ def moe_layer(
     else:
         result.fill(0)
 
-    _compute(config, layer, union, experts, expert_format, xs, ws)
+    _compute(config, layer, union, experts, expert_format, xs, ws, dense)
     mixture = ws("moe", "mixture")
     combine(ws("moe", "expert_out"), weights, mixture)
     if moe.latent_size is None:
@@ -127,6 +127,7 @@ def _compute(
     fmt: WeightFormat,
     xs: Floats,
     ws: Workspace,
+    dense: Dense,
 ) -> None:
     kind, beta, linear_beta = activation_of(config)
     out, scratch = ws("moe", "expert_out"), ws("moe", "expert_scratch")
@@ -151,11 +152,11 @@ def _compute(
         )
         if bad >= 0:
             expert = int(union.experts[batch[bad][0]])
-            raise _blame(config, layer, expert, batch[bad][1], fmt)
+            raise _blame(config, layer, expert, batch[bad][1], fmt, dense)
 
 
 def _blame(
-    config: ModelConfig, layer: int, expert: int, addresses: tuple[int, ...], fmt: WeightFormat
+    config: ModelConfig, layer: int, expert: int, addresses: tuple[int, ...], fmt: WeightFormat, dense: Dense
 ) -> NumberError:
     """Find the tensor of an expert that made a result NaN or infinite."""
     packed = fmt == WeightFormat.MXFP4
@@ -164,5 +165,6 @@ def _blame(
         if row >= 0:
             # in MXFP4 only a scale can be bad: code 255 is NaN (ARCHITECTURE section 8)
             name = expert_name(config, layer, expert, part, "weight_scale" if packed else "weight")
-            return bad_number(name, row, col // GROUP if packed else col)
-    return bad_number(expert_name(config, layer, expert, "w1", "weight"), -1, -1)
+            return dense.bad_number(name, row, col // GROUP if packed else col)
+    suffix = "weight_packed" if packed else "weight"
+    return dense.bad_number(expert_name(config, layer, expert, "w1", suffix), -1, -1)

@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from kimistream.errors import BudgetError
 from kimistream.stream.defaults import ALIGNMENT
 
 _HUGE = 2 << 20
@@ -30,7 +31,14 @@ class Arena:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
-        self._map = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            self._map = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise BudgetError(
+                f"the system does not give {self.nbytes:,} bytes of memory in one piece: {why}",
+                "Give a smaller `--memory`; `ulimit -v` shows whether a limit is set.",
+            ) from None
         if self.nbytes >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel built without transparent huge pages
                 self._map.madvise(mmap.MADV_HUGEPAGE)

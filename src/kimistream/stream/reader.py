@@ -368,7 +368,8 @@ def _read_piece(job: Extent, begin: int, end: int) -> tuple[int, ReadError | Non
         return 0, error
     except BaseException as error:  # nothing may be lost in a thread
         return 0, ReadError(
-            f"{job.file.path}: reading {need:,} bytes at {job.start + begin:,} failed: {error!r}"
+            f"{job.file.path}: reading {need:,} bytes at {job.start + begin:,} failed: {error!r}",
+            "This is a fault of the program: please report it.",
         )
 
 
@@ -384,4 +385,4 @@ def span(offset: int, nbytes: int, alignment: int = ALIGNMENT) -> tuple[int, int
 
 
 def _closed_error() -> ReadError:
-    return ReadError("the reader was closed while reads were queued")
+    return ReadError("the reader was closed while reads were queued", "Open the model again.")

@@ -53,7 +53,7 @@ def _function(call: object, where: str) -> Message:
     function = call_function(call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or function.get("name") is None:
         raise TextError(
-            f"{where} has no function name",
+            f"{where} is {str(call)[:60]!r}, which has no function name",
             'A call looks like {"id": ..., "function": {"name": ..., "arguments": ...}}.',
         )
     return function
@@ -91,7 +91,10 @@ def _reasoning(entry: Message, images: ImagePlaces, where: str) -> list[Segment]
     if not reasoning:
         return []
     if not isinstance(reasoning, str):
-        raise TextError(f"{where}.reasoning_content has to be a text, not {type(reasoning).__name__}")
+        raise TextError(
+            f"{where}.reasoning_content has to be a text, not {type(reasoning).__name__}",
+            "Give the text, or leave it out.",
+        )
     return images.text(reasoning) if reasoning.strip() else []
 
 
@@ -135,7 +138,10 @@ def json_type(value: object, where: str) -> str:
     for kind, types in _TYPES:
         if isinstance(value, types):
             return kind
-    raise TextError(f"{where} is a {type(value).__name__}, which is no JSON value")
+    raise TextError(
+        f"{where} is a {type(value).__name__}, which is no JSON value",
+        "Use objects with text keys, arrays, texts, numbers, true, false and null.",
+    )
 
 
 # bool before number: Python's bool is an int.
@@ -151,5 +157,7 @@ _TYPES: tuple[tuple[str, type | tuple[type, ...]], ...] = (
 
 def _list(value: Any, where: str) -> Iterable[Any]:
     if not isinstance(value, (list, tuple)):
-        raise TextError(f"{where} has to be a list, not {type(value).__name__}")
+        raise TextError(
+            f"{where} has to be a list, not {type(value).__name__}", "Write [...], or leave it out."
+        )
     return value

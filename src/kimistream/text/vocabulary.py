@@ -11,6 +11,7 @@ is spelled `<|reserved_token_ID|>`.
 
 from __future__ import annotations
 
+import shlex
 from binascii import Error as Base64Error
 from binascii import a2b_base64
 from io import BytesIO
@@ -25,7 +26,10 @@ RANK_FILE = "tiktoken.model"
 NAMES_FILE = "tokenizer_config.json"
 NUM_SPECIAL = 256
 
-_FETCH_AGAIN = "Download the file again from the checkpoint's repository."
+
+def _fetch_again(path: Path) -> str:
+    where = f"{shlex.quote(str(path.parent))} --files {path.name}"
+    return f"Fetch it again, for Kimi K3 with: kimistream pull moonshotai/Kimi-K3 {where}"
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
@@ -78,7 +82,9 @@ def _read(path: Path) -> bytes:
             f"A checkpoint's directory needs {RANK_FILE} and {NAMES_FILE} to turn text into tokens.",
         ) from None
     except OSError as error:
-        raise TextError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise TextError(
+            f"{path} cannot be read: {error.strerror or error}", "Check its permissions."
+        ) from None
 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
@@ -94,11 +100,12 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
         except (ValueError, Base64Error):
             shown = line[:60].decode("utf-8", "replace")
             raise TextError(
-                f"{path}, line {number}: {shown!r} is not a base64 token and its rank", _FETCH_AGAIN
+                f"{path}, line {number}: {shown!r} is not a base64 token and its rank", _fetch_again(path)
             ) from None
         if token in ranks:
             raise TextError(
-                f"{path}, line {number}: the token {token!r} has rank {ranks[token]:,} already", _FETCH_AGAIN
+                f"{path}, line {number}: the token {token!r} has rank {ranks[token]:,} already",
+                _fetch_again(path),
             )
         ranks[token] = int(rank)
     _check_ranks(path, ranks)
@@ -114,7 +121,7 @@ def _check_ranks(path: Path, ranks: dict[bytes, int]) -> None:
             raise TextError(
                 f"{path}: ranks have to be 0 to {count - 1:,}, each once; rank {rank:,} of {token!r}"
                 f" {problem}",
-                _FETCH_AGAIN,
+                _fetch_again(path),
             )
         seen[rank] = 1
     missing = [byte for byte in range(256) if bytes((byte,)) not in ranks]
@@ -122,7 +129,7 @@ def _check_ranks(path: Path, ranks: dict[bytes, int]) -> None:
         raise TextError(
             f"{path} lacks {len(missing)} of the 256 single bytes, the first is 0x{missing[0]:02x};"
             " text with them could not be encoded",
-            _FETCH_AGAIN,
+            _fetch_again(path),
         )
 
 
@@ -131,7 +138,7 @@ def _read_names(path: Path, base: int) -> tuple[dict[str, int], frozenset[int]]:
     try:
         added = msgspec.json.decode(data, type=_NamesFile).added_tokens_decoder
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise TextError(f"{path} is not a tokenizer config: {error}", _FETCH_AGAIN) from None
+        raise TextError(f"{path} is not a tokenizer config: {error}", _fetch_again(path)) from None
     last = base + NUM_SPECIAL - 1
     for token_id, token in added.items():
         if not base <= token_id <= last:
@@ -146,7 +153,7 @@ def _read_names(path: Path, base: int) -> tuple[dict[str, int], frozenset[int]]:
         if not name or name in special:
             reason = f"is that of id {special[name]:,} already" if name else "is empty"
             raise TextError(
-                f"{path}: the spelling {name!r} of special id {token_id:,} {reason}", _FETCH_AGAIN
+                f"{path}: the spelling {name!r} of special id {token_id:,} {reason}", _fetch_again(path)
             )
         special[name] = token_id
     _check_prefixes(path, special)
@@ -161,5 +168,6 @@ def _check_prefixes(path: Path, special: dict[str, int]) -> None:
         if longer.startswith(shorter):
             raise TextError(
                 f"{path}: the special token {shorter!r} (id {special[shorter]:,}) is the beginning of"
-                f" {longer!r} (id {special[longer]:,}), so text with the longer one is ambiguous"
+                f" {longer!r} (id {special[longer]:,}), so text with the longer one is ambiguous",
+                _fetch_again(path),
             )
