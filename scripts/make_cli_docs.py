@@ -23,6 +23,7 @@ Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 refused o
 cannot be used, 130 interrupted.
 """
 KINDS = {"int": "N", "float": "X", "str": "TEXT", "Path": "FILE"}
+DIRECTORIES = {"--also": "DIR"}
 FIRST = ("Arguments", "Parameters")
 """The groups that need no heading of their own."""
 
@@ -55,7 +56,7 @@ def section(name: str) -> str:
 
 def entry(argument: Any) -> str:
     """One option: its names, the kind of its value, its help, its default."""
-    kind = value_kind(argument.hint)
+    kind = DIRECTORIES.get(argument.names[0]) or value_kind(argument.hint)
     names = ", ".join(f"`{n} {kind}`" if n.startswith("--") and kind else f"`{n}`" for n in argument.names)
     text = " ".join((argument.parameter.help or "").split())
     if not text:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +52,18 @@ def test_a_whole_checkpoint_is_to_be_run(tmp_path):
     found = diagnose(tiny)
     assert found.whole
     assert found.needed_bytes == 0
-    assert found.command == f"kimistream run {tiny} --prompt Hello"
+    assert found.command == f"kimistream run {tiny} --ids 1,2,3"
+
+
+def test_text_is_suggested_only_where_there_are_tokenizer_files_that_can_be_used(talking, tmp_path):
+    assert diagnose(talking).command == f"kimistream run {talking} --prompt Hello"
+    broken = Path(shutil.copytree(talking, tmp_path / "broken"))
+    (broken / "tiktoken.model").write_bytes(b"no ranks")
+    found = diagnose(broken)
+    assert found.whole
+    assert found.command == f"kimistream run {broken} --ids 1,2,3"
+    assert "without text" in found.checkpoint
+    assert str(broken / "tiktoken.model") in found.checkpoint
 
 
 def test_a_checkpoint_that_is_not_whole_is_to_be_verified(tmp_path):

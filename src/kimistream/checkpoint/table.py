@@ -85,8 +85,8 @@ class Checkpoint:
     def open(cls, directory: str | Path, also: Iterable[str | Path] = ()) -> Checkpoint:
         """Read the config and all headers of a checkpoint and check them against each other.
 
-        Shards may be spread over `directory` and the directories of `also`; of a shard that is in
-        several, the first counts. Raises CheckpointError, ShardError, TensorError or ConfigError.
+        Shards may be spread over `directory`, which holds the config, and the directories of `also`, each
+        shard in one of them. Raises CheckpointError, ShardError, TensorError or ConfigError.
         """
         directory = Path(directory)
         config_bytes = read_config_bytes(directory)

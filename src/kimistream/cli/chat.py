@@ -12,7 +12,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from kimistream.cli.options import FilePath, Whole, at_least, checkpoint_path
+from kimistream.cli.options import Also, FilePath, Whole, also_paths, at_least, checkpoint_path
 from kimistream.cli.sampling import Sampling, describe
 from kimistream.cli.talk import Room, TalkOptions, open_talk
 
@@ -30,6 +30,7 @@ def chat(
     context: Whole | None = None,
     threads: Whole | None = None,
     chunk: Whole | None = None,
+    also: Also = None,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
 ) -> None:
     """Hold a conversation, with thinking and tools, within a memory budget.
@@ -57,6 +58,8 @@ def chat(
         Compute threads; by default the physical cores. The answers do not depend on it.
     chunk
         Prompt tokens in one pass; by default what the budget has room for. Nor on this.
+    also
+        A further directory, of another drive perhaps, that holds shards of the checkpoint; may be given again.
     quiet
         Neither reasoning, progress nor figures.
     """
@@ -66,7 +69,7 @@ def chat(
     at_least("--chunk", chunk, 1)
     path = checkpoint_path(checkpoint)
     started = time.perf_counter()
-    room = Room(memory, context, threads, chunk, pack)
+    room = Room(memory, context, threads, chunk, pack, tuple(also_paths(also)))
 
     sampling.options()  # refuses bad values before the engine is loaded
 

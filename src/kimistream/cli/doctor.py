@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from kimistream.budget import format_size
-from kimistream.cli.options import Whole, at_least, checkpoint_path
+from kimistream.cli.options import Also, Whole, also_paths, at_least, checkpoint_path
 
 if TYPE_CHECKING:
     from kimistream.engine.doctor import Diagnosis, Prediction
@@ -25,6 +25,7 @@ def doctor(
     /,
     *,
     context: Whole = 4096,
+    also: Also = None,
     json: Annotated[bool, Parameter(negative=())] = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
 ) -> None:
@@ -39,6 +40,8 @@ def doctor(
         A checkpoint, or the directory that one shall go to; by default this directory.
     context
         Positions of a sequence, prompt and answer together.
+    also
+        A further directory, of another drive perhaps, that holds shards of the checkpoint; may be given again.
     json
         One JSON object on stdout.
     quiet
@@ -52,7 +55,10 @@ def doctor(
     doing = ["looking"]
     with StatusLine(lambda: doing[0], quiet=quiet):
         found = diagnose(
-            checkpoint_path(checkpoint), context=context, say=lambda text: doing.__setitem__(0, text)
+            checkpoint_path(checkpoint),
+            also=also_paths(also),
+            context=context,
+            say=lambda text: doing.__setitem__(0, text),
         )
     if json:
         print(jsonlib.dumps(_fields(found)))

@@ -69,6 +69,15 @@ def checkpoint_path(text: str) -> Path:
     return usable_path("the checkpoint", text)
 
 
+Also = Annotated[list[str] | None, Parameter(name="--also", negative=())]
+"""Further directories, each given with an option of its own."""
+
+
+def also_paths(given: list[str] | None) -> list[Path]:
+    """The directories of --also."""
+    return [usable_path("--also", text) for text in given or ()]
+
+
 def at_least(option: str, value: int | None, least: int) -> int | None:
     """Refuse a number below its least."""
     if value is not None and value < least:

@@ -7,13 +7,12 @@ Does not know: how it is worked out (stream.plan) or what a token costs (engine.
 from __future__ import annotations
 
 import json as jsonlib
-from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from kimistream.budget import format_size
-from kimistream.cli.options import Whole, at_least, checkpoint_path
+from kimistream.cli.options import Also, FilePath, Whole, also_paths, at_least, checkpoint_path
 from kimistream.errors import BudgetError
 
 LADDER = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
@@ -24,13 +23,14 @@ def plan(
     checkpoint: str,
     /,
     *,
-    pack: Path | None = None,
+    pack: FilePath | None = None,
     memory: str | None = None,
     context: Whole = 4096,
     prompt_tokens: Whole | None = None,
     chunk: Whole | None = None,
     snapshots: Whole = 0,
     measure: bool = True,
+    also: Also = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Print where every byte of a memory budget goes, and what other budgets would give.
@@ -53,6 +53,8 @@ def plan(
         Earlier positions of a conversation within reach; `chat` keeps one.
     measure
         Measure this disk and this memory for a second or two, to tell seconds.
+    also
+        A further directory, of another drive perhaps, that holds shards of the checkpoint; may be given again.
     json
         One JSON object on stdout.
     """
@@ -71,7 +73,7 @@ def plan(
     from kimistream.model.state import state_bytes
     from kimistream.stream.plan import Plan, least_budget, make_plan
 
-    opened = Checkpoint.open(path)
+    opened = Checkpoint.open(path, also_paths(also))
     packed = open_pack(pack, opened)
     prepare_kernels()
     request = Request(context, chunk, prompt_tokens, snapshots=snapshots)

@@ -11,8 +11,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from kimistream.cli.options import (
+    Also,
     FilePath,
     Whole,
+    also_paths,
     at_least,
     checkpoint_path,
     exactly_one,
@@ -43,6 +45,7 @@ def run(
     context: Whole | None = None,
     threads: Whole | None = None,
     chunk: Whole | None = None,
+    also: Also = None,
     ignore_eos: Annotated[bool, Parameter(negative=())] = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
@@ -84,6 +87,8 @@ def run(
         Compute threads; by default the physical cores. The answer does not depend on it.
     chunk
         Prompt tokens in one pass; by default what the budget has room for. Nor on this.
+    also
+        A further directory, of another drive perhaps, that holds shards of the checkpoint; may be given again.
     ignore_eos
         Go on after the model's end tokens.
     quiet
@@ -118,7 +123,7 @@ def run(
     numbers = prompt_ids(ids) if ids is not None else None
     text = read_prompt_file(prompt_file) if prompt_file is not None else prompt
     path = checkpoint_path(checkpoint)
-    room = Room(memory, context, threads, chunk, pack)
+    room = Room(memory, context, threads, chunk, pack, tuple(also_paths(also)))
     if chat:
         sampling.options()
         from kimistream.cli.run_chat import run_chat

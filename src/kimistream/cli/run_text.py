@@ -49,7 +49,7 @@ def run_text(
     printer = Printer(quiet=quiet, json=json)
     with ExitStack() as stack:
         stack.enter_context(printer.status)
-        opened = Checkpoint.open(path)
+        opened = Checkpoint.open(path, room.also)
         options.check_vocabulary(opened.config.vocab_size, spell)
         tokenizer, reason = try_tokenizer(path, opened.config)
         saved = TextSession(session, opened) if session is not None else None

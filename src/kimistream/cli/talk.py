@@ -56,13 +56,14 @@ class TalkOptions:
 
 @dataclass(frozen=True)
 class Room:
-    """Memory and time: the options of `Model.open` that a person gives."""
+    """Memory, time and drives: the options of `Model.open` that a person gives."""
 
     memory: str | None
     context: int | None
     threads: int | None
     chunk: int | None
     pack: Path | None = None
+    also: tuple[Path, ...] = ()
 
 
 @dataclass
@@ -131,7 +132,7 @@ def open_talk(
     from kimistream.engine.text import try_tokenizer
     from kimistream.model.state import state_bytes
 
-    opened = Checkpoint.open(checkpoint)
+    opened = Checkpoint.open(checkpoint, room.also)
     tokenizer, reason = try_tokenizer(checkpoint, opened.config)
     if tokenizer is None:
         raise TextError(

@@ -10,12 +10,13 @@ import json as jsonlib
 import shlex
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from kimistream.budget import format_size
-from kimistream.cli.options import Whole, at_least, checkpoint_path
+from kimistream.cli.options import Also, Whole, also_paths, at_least, checkpoint_path
 from kimistream.cli.transfer import TransferDisplay, clock
 from kimistream.errors import CheckpointError, Interrupted, UsageError
 
@@ -35,6 +36,7 @@ def verify(
     golden: Annotated[bool, Parameter(negative=())] = False,
     memory: str | None = None,
     workers: Whole | None = None,
+    also: Also = None,
     json: Annotated[bool, Parameter(negative=())] = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
 ) -> None:
@@ -58,6 +60,8 @@ def verify(
         The budget of --golden, as 8GB. By default what is free, minus a reserve.
     workers
         Files read at once by --deep; by default one more than the cores.
+    also
+        A further directory, of another drive perhaps, that holds shards of the checkpoint; may be given again.
     json
         One JSON object on stdout.
     quiet
@@ -69,9 +73,9 @@ def verify(
 
     from kimistream.engine.verify import inspect
 
-    path = checkpoint_path(checkpoint)
+    path, others = checkpoint_path(checkpoint), also_paths(also)
     started = time.perf_counter()
-    inspected = inspect(path)
+    inspected = inspect(path, others)
     if write_manifest and inspected.manifest is not None and inspected.manifest.source == "hub":
         raise UsageError(
             f"--write-manifest: {path} has a manifest with the hub's own digests, which says more",
@@ -87,7 +91,7 @@ def verify(
         read, findings = _read_all(inspected, workers, quiet=quiet)
     wrong = [finding for finding in findings if not finding.harmless]
     written = _write(inspected, read) if write_manifest and read is not None and not wrong else None
-    computed = _golden(path, memory, quiet=quiet) if golden and not wrong else None
+    computed = _golden(path, others, memory, quiet=quiet) if golden and not wrong else None
     elapsed = time.perf_counter() - started
     command = _repair(inspected, wrong)
     if json:
@@ -128,20 +132,24 @@ def _write(inspected: Inspected, read: Deep) -> str:
     return str(write_manifest(inspected.directory, local_manifest(inspected, read)))
 
 
-def _golden(path: Any, memory: str | None, *, quiet: bool) -> GoldenResult:
+def _golden(path: Path, also: list[Path], memory: str | None, *, quiet: bool) -> GoldenResult:
+    from kimistream.checkpoint.table import Checkpoint
     from kimistream.cli.status import StatusLine
     from kimistream.engine.golden import run_golden
 
     with StatusLine(lambda: "computing the published results", quiet=quiet) as status:
-        return run_golden(path, memory=memory, note=lambda text: status.note(f"kimistream: {text}"))
+        return run_golden(
+            Checkpoint.open(path, also), memory=memory, note=lambda text: status.note(f"kimistream: {text}")
+        )
 
 
 def _repair(inspected: Inspected, wrong: list[Finding]) -> str:
     """One command for all files that can be fetched again; empty where none can."""
-    names = sorted({f.file for f in wrong if f.repair.startswith("kimistream pull ")})
-    where = shlex.quote(str(inspected.directory))
-    files = " ".join(shlex.quote(name) for name in names)
-    return f"kimistream pull {inspected.origin.repo} {where} --files {files}" if names else ""
+    commands: dict[str, list[str]] = {}  # one for each directory
+    for name in sorted({f.file for f in wrong if f.repair.startswith("kimistream pull ")}):
+        head, _, file = inspected.repair(name).rpartition(" --files ")
+        commands.setdefault(head, []).append(file)
+    return " && ".join(f"{head} --files {' '.join(files)}" for head, files in commands.items())
 
 
 def _report(

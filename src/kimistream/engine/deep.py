@@ -224,7 +224,7 @@ def judge(inspected: Inspected, deep: Deep) -> list[Finding]:
         findings.append(replace(finding, harmless=right and finding.zeros))
     told = {finding.file for finding in findings if not finding.harmless}
     for name, outcome in sorted(deep.files.items()):
-        entry, repair = expected.get(name), inspected.origin.repair(name)
+        entry, repair = expected.get(name), inspected.repair(name)
         if outcome.error:
             findings.append(Finding(name, outcome.error, repair))
             continue
@@ -255,7 +255,7 @@ def _wrong_bytes(inspected: Inspected, name: str, outcome: ReadFile, entry: Mani
                     tensor = header.names[int(ends[position - 1])]
                     what += "; the first wrong byte is in this tensor"
                 break
-    return Finding(name, what, inspected.origin.repair(name), tensor)
+    return Finding(name, what, inspected.repair(name), tensor)
 
 
 def local_manifest(inspected: Inspected, deep: Deep) -> Manifest:

@@ -23,7 +23,8 @@ from kimistream.engine.estimate import estimate
 from kimistream.engine.machine import Memory, Processor, memory, processor
 from kimistream.engine.paper import RELEASED_BYTES, VISION_BYTES, paper_checkpoint, paper_pack
 from kimistream.engine.sizes import Request, Tuning, size_up
-from kimistream.errors import BudgetError, KimistreamError, OutputError
+from kimistream.engine.text import try_tokenizer
+from kimistream.errors import BudgetError, KimistreamError, OutputError, TextError
 from kimistream.stream.plan import Needs, least_budget, make_plan
 
 LADDER = (2, 4, 8, 16, 32, 64, 128, 192, 256, 512, 1024)
@@ -91,15 +92,24 @@ class _Found:
     """The command for it, when memory and disk allow."""
 
 
-def diagnose(directory: Path, *, context: int = 4096, say: Callable[[str], None] | None = None) -> Diagnosis:
-    """Look at everything. `say` is told what is being done. Raises OutputError, ReadError."""
+def diagnose(
+    directory: Path,
+    *,
+    also: Sequence[Path] = (),
+    context: int = 4096,
+    say: Callable[[str], None] | None = None,
+) -> Diagnosis:
+    """Look at everything. `say` is told what is being done. Raises OutputError, ReadError.
+
+    also: further directories that hold shards of the checkpoint.
+    """
     say = say or (lambda _: None)
     say("looking at the directory")
-    found = _look(directory)
+    found = _look(directory, also)
     drive = look_at(directory)
     say("measuring the memory")
     memory_rate = _memory_rate()
-    rates, unmeasured = _rates(directory, drive, say)
+    rates, unmeasured = _rates([directory, *also], drive, say)
     mine = memory()
     request = Request(context, None, None)
     least = least_budget(_needs(found.table, request, 0))
@@ -191,16 +201,22 @@ def _needs(table: Checkpoint, request: Request, budget: int, pack: Pack | None =
     return replace(needs, runtime=max(needs.runtime, RUNTIME_BYTES))
 
 
-def _look(directory: Path) -> _Found:
+def _look(directory: Path, also: Sequence[Path]) -> _Found:
     where = shlex.quote(str(directory))
     if (directory / "config.json").is_file():
         try:
-            opened = Checkpoint.open(directory)
+            opened = Checkpoint.open(directory, also)
         except KimistreamError as error:
             return _incomplete(directory, where, error)
         nbytes = sum(file.size for file in opened.files)
         words = f"a checkpoint of {opened.config.num_layers} layers, {format_size(nbytes)}"
-        return _Found(words, opened, True, 0, f"kimistream run {where} --prompt Hello")
+        more = "".join(f" --also {shlex.quote(str(place))}" for place in also)
+        try:
+            tokenizer, _ = try_tokenizer(directory, opened.config)
+        except TextError as error:  # there, and damaged: ids go all the same
+            tokenizer, words = None, f"{words}, without text ({error.what})"
+        prompt = "--prompt Hello" if tokenizer is not None else "--ids 1,2,3"
+        return _Found(words, opened, True, 0, f"kimistream run {where}{more} {prompt}")
     return _incomplete(directory, where, None)
 
 
@@ -241,11 +257,11 @@ def _memory_rate() -> float:
     return memory_rate()
 
 
-def _rates(directory: Path, drive: Drive, say: Callable[[str], None]) -> tuple[DriveRates | None, str]:
+def _rates(places: Sequence[Path], drive: Drive, say: Callable[[str], None]) -> tuple[DriveRates | None, str]:
     """On the largest files there are, else on a trial file."""
     large = []
-    if directory.is_dir():
-        for path in directory.glob("*.safetensors"):
+    for place in places:
+        for path in place.glob("*.safetensors"):
             if path.is_file() and path.stat().st_blocks * 512 >= LEAST_FILE:
                 large.append(path)
     if large:

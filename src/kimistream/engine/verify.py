@@ -7,7 +7,7 @@ stopping at the first. Does not know: how every byte is read (deep), or how it i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from kimistream.checkpoint.header import Header, read_header
 from kimistream.checkpoint.holes import holes
 from kimistream.checkpoint.index import INDEX_NAME, Index
 from kimistream.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
-from kimistream.checkpoint.shards import find_shards
+from kimistream.checkpoint.shards import find_file, find_shards, places_of
 from kimistream.checkpoint.table import Checkpoint
 from kimistream.engine.findings import Finding, Origin, origin_of
 from kimistream.errors import CheckpointError, KimistreamError, ReadError
@@ -39,6 +39,11 @@ class Inspected:
     tensors: int = 0
     refused: KimistreamError | None = None
     """Why it does not open."""
+
+    def repair(self, name: str) -> str:
+        """The command that fetches one file again, to where it is."""
+        path = self.paths.get(name)
+        return replace(self.origin, directory=path.parent if path else self.directory).repair(name)
 
     @property
     def nbytes(self) -> int:
@@ -70,11 +75,12 @@ def inspect(directory: str | Path, also: Iterable[str | Path] = ()) -> Inspected
     """
     directory = Path(directory)
     others = [Path(place) for place in also]
+    places = places_of(directory, others)
     config = load_config(directory)
     manifest = read_manifest(directory)
     found = Inspected(directory, manifest, origin_of(directory, manifest))
     repo = K3 if config.nested else KIMI_LINEAR
-    _find_files(found, [directory, *others], repo)
+    _find_files(found, places, repo)
     if found.findings or not _opens(found, others):
         for name, path in found.paths.items():
             if name.endswith(".safetensors"):
@@ -121,23 +127,32 @@ def _find_files(found: Inspected, places: list[Path], repo: str) -> None:
         names.add(name)
         missing.setdefault(name, f"is missing; {MANIFEST_NAME} lists it")
     for name in sorted(names):
-        path = next((place / name for place in places if (place / name).is_file()), None)
+        try:
+            # of all that is no shard, the first counts
+            path = find_file(places, name) if name.endswith(".safetensors") else _first(places, name)
+        except CheckpointError as error:
+            found.findings.append(Finding(name, error.what, error.remedy))
+            continue
         if path is not None:
             found.paths[name] = path
             found.sizes[name] = path.stat().st_size
         elif name in missing:
-            found.findings.append(Finding(name, missing[name], found.origin.repair(name)))
+            found.findings.append(Finding(name, missing[name], found.repair(name)))
+
+
+def _first(places: list[Path], name: str) -> Path | None:
+    return next((place / name for place in places if (place / name).is_file()), None)
 
 
 def _read_index(found: Inspected, places: list[Path], repo: str) -> Index | None:
-    path = next((place / INDEX_NAME for place in places if (place / INDEX_NAME).is_file()), None)
+    path = _first(places, INDEX_NAME)
     if path is None:
         return None
     try:
         return Index(path, repo)
     except KimistreamError as error:
         what = error.what.removeprefix(f"{path}: ")
-        found.findings.append(Finding(INDEX_NAME, what, found.origin.repair(INDEX_NAME)))
+        found.findings.append(Finding(INDEX_NAME, what, found.repair(INDEX_NAME)))
         return None
 
 
@@ -145,7 +160,7 @@ def _look_at_shard(found: Inspected, name: str, path: Path, repo: str) -> None:
     try:
         header = read_header(path, repo)
     except KimistreamError as error:
-        found.findings.append(Finding(name, error.what.removeprefix(f"{path}: "), found.origin.repair(name)))
+        found.findings.append(Finding(name, error.what.removeprefix(f"{path}: "), found.repair(name)))
         return
     found.shards.add(name)
     found.tensors += len(header.names)
@@ -162,7 +177,7 @@ def _compare_sizes(found: Inspected) -> None:
                 Finding(
                     name,
                     f"has {size:,} bytes, {MANIFEST_NAME} says {entry.size:,}",
-                    found.origin.repair(name),
+                    found.repair(name),
                 )
             )
 
@@ -180,7 +195,7 @@ def _look_for_holes(found: Inspected) -> None:
                 name,
                 f"{len(gaps)} holes, {lost:,} bytes that the disk does not hold and that read as zeros; the "
                 f"largest has {size:,} bytes from byte {offset:,} on",
-                found.origin.repair(name),
+                found.repair(name),
                 found.tensor_at(name, offset),
                 zeros=True,
             )

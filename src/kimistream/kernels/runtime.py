@@ -169,8 +169,8 @@ def threads() -> int:
 def set_threads(count: int) -> None:
     """Compute with `count` threads from now on. The results do not depend on it."""
     global _threads
-    if count < 1:
-        raise UsageError(f"threads is {count}: must be 1 or more", "Leave it out for one per core.")
+    if not 1 <= count <= MOST_THREADS:
+        raise UsageError(f"threads is {count}: must be 1 to {MOST_THREADS}", "Leave it out for one per core.")
     if count > config.NUMBA_NUM_THREADS:
         if _started:
             raise UsageError(
@@ -187,6 +187,8 @@ def threads_started() -> bool:
 
 
 _started = False
+MOST_THREADS = 1024
+"""More than any machine has cores to spare for."""
 PARALLEL = "void(int64, int64, int64, int64, int64)"
 
 
