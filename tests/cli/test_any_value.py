@@ -21,7 +21,17 @@ RUN = "run demo --prompt Hi --max-tokens 2 --memory 1MB -q"
 """Refused by its budget at last, once all else is accepted."""
 SAMPLING = ("temperature", "top-p", "top-k", "min-p", "repetition-penalty", "presence-penalty")
 COMMANDS = {
-    RUN: (*SAMPLING, "frequency-penalty", "logit-bias", "seed", "stop", "session", "logits", "logprobs"),
+    RUN: (
+        *SAMPLING,
+        "frequency-penalty",
+        "logit-bias",
+        "seed",
+        "stop",
+        "session",
+        "pack",
+        "logits",
+        "logprobs",
+    ),
     f"{RUN} --json": ("logprobs",),
     f"{RUN} --chat": ("tools", "format", "think", "system", "session", "ids"),
     "run demo --prompt Hi -q": ("memory --context 8", "context", "chunk", "threads", "max-tokens"),
@@ -31,10 +41,22 @@ COMMANDS = {
     "tokenize demo": ("text", "file", "decode"),
     "render demo": ("messages", "tools", "format", "think"),
     "verify demo -q": ("workers", "memory"),
+    "pack demo out.pack --memory 1MB -q": ("threads",),
+    "pack demo out.pack -q": ("memory --threads 0",),
     "synth /nonexistent/never": ("layers", "experts", "vocab", "hidden", "mla", "seed", "threads"),
     "pull /nonexistent/never": ("only", "layers", "workers"),
 }
-FIRST = ("run", "chat", "plan", "tokenize --text Hi", "verify", "render --messages -", "synth", "pull")
+FIRST = (
+    "run",
+    "chat",
+    "plan",
+    "tokenize --text Hi",
+    "verify",
+    "pack out",
+    "render --messages -",
+    "synth",
+    "pull",
+)
 
 
 def refused_or_done(arguments: list[str], capsys, monkeypatch) -> int:
@@ -50,8 +72,9 @@ def refused_or_done(arguments: list[str], capsys, monkeypatch) -> int:
 
 
 @pytest.fixture(autouse=True)
-def offline(monkeypatch):
+def offline_in_a_directory_of_its_own(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)  # some values are the names of files that are written
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,6 @@ def sample_digest(data: bytes) -> str:
 
 def refuse(path: Path, what: str, *, unfinished: bool = False) -> NoReturn:
     """The refusal of a file that is no sound pack."""
-    remedy = f"Delete it and make it again: kimistream pack CHECKPOINT {path}"
-    if unfinished:
-        remedy = "Name a file that `kimistream pack CHECKPOINT FILE` has finished."
-    raise PackError(f"{path} {what}", remedy)
+    again = f"Delete it and make it again: kimistream pack CHECKPOINT {path}"
+    finished = "Name a file that `kimistream pack CHECKPOINT FILE` has finished."
+    raise PackError(f"{path} {what}", again if not unfinished else finished)

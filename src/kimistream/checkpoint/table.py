@@ -184,6 +184,7 @@ class Checkpoint:
         """Bytes of a dense tensor as they are stored, all or `count` from `start` on. Raises ReadError."""
         ref = self.dense(name)
         return self._read(ref.file, ref.offset + start, ref.nbytes - start if count is None else count)
+
     def shard_of(self, tensor: str) -> Path | None:
         """The file that holds a tensor, routed experts included; None for a name there is not."""
         if tensor in self._dense:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json as jsonlib
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from kimistream.budget import format_size
-from kimistream.cli.options import Whole, at_least, checkpoint_path
+from kimistream.cli.options import FilePath, Whole, at_least, checkpoint_path
 from kimistream.cli.status import StatusLine
 from kimistream.cli.transfer import clock
 from kimistream.errors import Interrupted
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 def pack(
     checkpoint: str,
-    out: Path,
+    out: FilePath,
     /,
     *,
     verify: Annotated[bool, Parameter(negative=())] = False,

@@ -146,7 +146,10 @@ class Writer:
                 except OSError as met:
                     error = failed(self.path, met)
                 except BaseException as met:  # nothing may be lost in a thread
-                    error = OutputError(f"{self.path}: writing failed: {met!r}")
+                    error = OutputError(
+                        f"{self.path}: writing failed: {met!r}",
+                        "This is a fault of the program: please report it.",
+                    )
             with self._lock:
                 self._error = self._error or error
                 written.error = written.error or error

@@ -53,7 +53,7 @@ def _function(call: object, where: str) -> Message:
     function = call_function(call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or function.get("name") is None:
         raise TextError(
-            f"{where} is {str(call)[:60]!r}, which has no function name",
+            f"{where} has no function name; it is {str(call)[:60]}",
             'A call looks like {"id": ..., "function": {"name": ..., "arguments": ...}}.',
         )
     return function
