@@ -16,6 +16,7 @@ WITH_DIRECTORY = {
     "disk_bound.py": "decode while the disk is the limit (12 GB, made if absent)",
     "memory_bound.py": "decode with everything resident (the same checkpoint, 18 GB of memory)",
     "budgets.py": "s/token over six budgets (the same checkpoint)",
+    "pack.py": "how fast a pack is made, and what it saves (the same checkpoint, 6 GB more)",
     "full_shape.py": "the full shape of Kimi K3 in 2 GB (sparse, about 400 MB on disk)",
 }
 
