@@ -1,6 +1,6 @@
 """Never worse with more memory: s/token over budgets from the least to nearly all of the machine's memory.
 
-usage: python benchmarks/budgets.py DIR [--rounds 3] [--tokens 6]
+usage: python benchmarks/budgets.py DIR [--rounds 3] [--tokens 6] [--pack FILE]
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ def main() -> None:
     arguments = options.parse_args()
     checkpoint = real_width(arguments.directory)
     # this process holds a little more after each model it has had open
-    least = Model.least_budget(checkpoint, context=64, prompt=1) + (24 << 20)
+    least = Model.least_budget(checkpoint, context=64, prompt=1, pack=arguments.pack) + (24 << 20)
     most = default_budget().nbytes
     budgets = [least, *(int(b) for b in np.linspace(least, most, 6)[1:])]
     seconds: dict[int, list[float]] = {budget: [] for budget in budgets}
     for _ in range(arguments.rounds):
         for budget in budgets:  # in turn, so that a slow minute touches all of them
-            with opened(checkpoint, budget) as model:
+            with opened(checkpoint, budget, pack=arguments.pack) as model:
                 seconds[budget].append(decode(model, arguments.tokens, warm=4).seconds / arguments.tokens)
     previous = float("inf")
     for budget in budgets:

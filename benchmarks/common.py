@@ -26,12 +26,14 @@ REAL_WIDTH = {"layers": 5, "experts": 64, "vocab": 32768, "mla": [4, 5]}
 """Real widths in 12 GB: `kimistream synth DIR --layers 5 --experts 64 --vocab 32768 --mla 4,5`."""
 
 
-def parser(description: str) -> argparse.ArgumentParser:
-    """A parser with the option that every end-to-end benchmark has."""
+def parser(description: str, *, pack: bool = True) -> argparse.ArgumentParser:
+    """A parser with the options that every end-to-end benchmark has."""
     options = argparse.ArgumentParser(description=description)
     options.add_argument(
         "directory", type=Path, help="a synthetic checkpoint; made there if it does not exist"
     )
+    if pack:
+        options.add_argument("--pack", type=Path, help="a pack of it, for the dense weights")
     return options
 
 
@@ -54,10 +56,16 @@ def reader_rate(checkpoint: Checkpoint, seconds: float = 2.0) -> float:
 
 @contextmanager
 def opened(
-    checkpoint: Checkpoint, budget: int, context: int = 64, tuning: Tuning | None = None
+    checkpoint: Checkpoint,
+    budget: int,
+    context: int = 64,
+    tuning: Tuning | None = None,
+    pack: Path | None = None,
 ) -> Iterator[Model]:
     """A model within a budget, its memory touched, one token decoded: pinned blocks are filled."""
-    with Model.open(checkpoint, memory=budget, context=context, prompt=1, tuning=tuning) as model:
+    with Model.open(
+        checkpoint, memory=budget, context=context, prompt=1, tuning=tuning, pack=pack
+    ) as model:
         yield model
 
 

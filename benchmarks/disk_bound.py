@@ -1,6 +1,6 @@
 """Decode while the disk is the limit: is it ever idle, how close to a plain reader, how close to the pass's own bound?
 
-usage: python benchmarks/disk_bound.py DIR [--pairs 5] [--tokens 6]
+usage: python benchmarks/disk_bound.py DIR [--pairs 5] [--tokens 6] [--pack FILE]
 
 Each round measures a plain direct reader before and after the decode steps; medians over the rounds.
 """
@@ -21,14 +21,16 @@ def main() -> None:
     arguments = options.parse_args()
     checkpoint = real_width(arguments.directory)
 
+    pack = arguments.pack
+
     def least() -> int:
         # asked anew each time: this process holds a little more after each model it has had open
-        return Model.least_budget(checkpoint, context=64, prompt=1) + (12 << 20)
+        return Model.least_budget(checkpoint, context=64, prompt=1, pack=pack) + (12 << 20)
 
-    with opened(checkpoint, least()) as model:
+    with opened(checkpoint, least(), pack=pack) as model:
         tape = int(np.sum(model.tape.blocks.spans))
     # computing alone: everything resident, nothing waited for
-    with opened(checkpoint, 20 * 10**9) as model:
+    with opened(checkpoint, 20 * 10**9, pack=pack) as model:
         cost = decode(model, arguments.tokens, warm=3)
         computing = (cost.seconds - cost.wait) / arguments.tokens
     print(f"computing alone: {computing:.3f} s/token")
@@ -37,7 +39,7 @@ def main() -> None:
         empty, against, bound, seconds = [], [], [], []
         for _ in range(arguments.pairs):
             before = reader_rate(checkpoint)
-            with opened(checkpoint, least() + more) as model:
+            with opened(checkpoint, least() + more, pack=pack) as model:
                 cost = decode(model, arguments.tokens)
             after = reader_rate(checkpoint)
             plain = (before + after) / 2

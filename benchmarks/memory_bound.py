@@ -1,6 +1,6 @@
 """Decode with everything resident: weights used per second against the rate at which memory can be read.
 
-usage: python benchmarks/memory_bound.py DIR [--pairs 5] [--tokens 10] [--memory 18]
+usage: python benchmarks/memory_bound.py DIR [--pairs 5] [--tokens 10] [--memory 18] [--pack FILE]
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def main() -> None:
     options.add_argument("--memory", type=float, default=18, help="GB")
     arguments = options.parse_args()
     checkpoint = real_width(arguments.directory)
-    with opened(checkpoint, int(arguments.memory * 1e9)) as model:
+    with opened(checkpoint, int(arguments.memory * 1e9), pack=arguments.pack) as model:
         print(
             f"first touch of memory: {model.touch_seconds:.2f} s for {model.tape.nbytes / 1e9:.1f} GB of tape"
         )

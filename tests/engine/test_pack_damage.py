@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from pathlib import Path
@@ -15,6 +16,7 @@ from kimistream.engine.sizes import Tuning
 from kimistream.errors import PackError
 from kimistream.kernels import bands
 from kimistream.model import band_check
+from kimistream.stream import files
 
 TINY = Path(__file__).parents[1] / "data" / "tiny-k3"
 STREAMED = Tuning(block_bytes=65536, ring=2, pin=False)
@@ -88,6 +90,28 @@ def test_pinned_bands_are_checked_once(copy, monkeypatch):
     with opened(copy, tuning=STREAMED) as model:
         list(model.generate([5], max_tokens=3, ignore_eos=True))  # a prompt of one pass, then two more
         assert sum(looked) == 3 * total
+
+
+def test_a_pack_on_another_drive_has_a_queue_of_its_own(packed, monkeypatch):
+    """Tape and experts are then read at once."""
+    pack = packed(TINY)
+    drive_of = files._drive_of
+    number = os.stat(pack).st_ino
+
+    def drive(handle: int) -> int:
+        return 12345 if os.fstat(handle).st_ino == number else drive_of(handle)
+
+    with opened(pack, tuning=STREAMED) as model:
+        want = tokens(model)
+    monkeypatch.setattr(files, "_drive_of", drive)
+    with opened(pack, tuning=STREAMED) as model:
+        assert model.reader.drives == 2
+        before = model.reader.counters()
+        assert tokens(model) == want
+        read = model.reader.counters() - before
+    matrices = Pack.open(pack).directory.matrices
+    assert read.tape_bytes >= 3 * 0.9 * sum(run.nbytes for matrix in matrices for run in matrix.runs)
+    assert read.expert_bytes > 0
 
 
 def test_a_damaged_vector_is_refused_before_anything_is_computed(copy):

@@ -9,9 +9,12 @@ import pytest
 from test_exact import DATA, NAMES, all_logits, digest, run_with
 
 from kimistream.checkpoint.pack import Pack
+from kimistream.checkpoint.released import Sizes
+from kimistream.checkpoint.synth import synth
 from kimistream.checkpoint.table import Checkpoint
 from kimistream.demo import path as demo_path
 from kimistream.engine.model import Model
+from kimistream.engine.packing import Packing
 from kimistream.engine.sizes import Tuning
 from kimistream.errors import BudgetError
 from kimistream.kernels.formats import WeightFormat
@@ -79,6 +82,25 @@ def test_with_a_pack_chunks_and_company_do_not_change_a_bit(reference, packed, n
 @pytest.mark.parametrize("group", [20_000, 1 << 25])
 def test_how_finely_a_pack_is_cut_into_runs_does_not_change_a_bit(reference, packed, group):
     assert run_packed("tiny-k3", packed, group=group) == reference["tiny-k3"]
+
+
+def test_heads_whose_rows_are_no_multiple_of_a_band_are_attended_to_from_bands(tmp_path):
+    """Two heads of 24 rows are three bands; a block may not begin inside of one of them."""
+    sizes = Sizes(
+        layers=2, experts=4, vocab=512, hidden=64, kda_heads=2, kda_head_dim=16, a_log_entries=4, mla_heads=6,
+        q_lora_rank=32, kv_lora_rank=160, nope_head_dim=16, rope_head_dim=16, v_head_dim=8, dense_intermediate=64,
+        top_k=2, shared_experts=1, expert_intermediate=32, latent=32, block_size=2, context=4096, mla_layers=(1, 2),
+    )  # fmt: skip
+    synth(tmp_path / "c", sizes)
+    Packing(Checkpoint.open(tmp_path / "c"), tmp_path / "p").run()
+    got = []
+    for pack in (None, tmp_path / "p"):
+        tuning = Tuning(block_bytes=12288, pin=False, ring=2)
+        with Model.open(tmp_path / "c", pack=pack, context=64, chunk=66, memory="2GB", tuning=tuning) as model:
+            got.append(digest(all_logits(model, 33)))
+            items = [item for item in model.tape.blocks.items if "kv_b_proj" in item.name]
+            assert [(item.rows, item.granule) for item in items] == [(144, 24) if pack is None else (9, 3)] * 2
+    assert got[0] == got[1]
 
 
 def test_these_packs_hold_packed_and_plain_bands_and_matrices_of_several_runs(packed):

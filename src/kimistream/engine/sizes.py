@@ -13,7 +13,6 @@ from kimistream.budget import current_rss
 from kimistream.checkpoint.pack import Pack
 from kimistream.checkpoint.table import Checkpoint
 from kimistream.engine.session import snapshot_bytes
-from kimistream.model.dense import decoded_bytes
 from kimistream.model.order import Score, tape_score
 from kimistream.model.state import state_bytes
 from kimistream.model.vectors import vectors_bytes
@@ -135,7 +134,6 @@ def size_up(
         want_rows=max(want, request.sequences),
         fixed=(
             ("snapshots", snapshots),
-            ("decoded heads", 0 if pack is None else decoded_bytes(config, score)),
             ("workspace", workspace_bytes(config, 1) - row_bytes if not request.all_logits else 0),
         ),
     )

@@ -13,19 +13,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kimistream.checkpoint.config import ModelConfig
 from kimistream.checkpoint.pack_format import BAND_ROWS
 from kimistream.checkpoint.table import Checkpoint
 from kimistream.errors import NumberError
-from kimistream.kernels.bands import BandForm, decode_bands, find_nonfinite_bands, matmul_bands
-from kimistream.kernels.matrix import all_finite, find_nonfinite, matmul, row_bytes
-from kimistream.model.order import Matrix, Run, Score, granule_of
+from kimistream.kernels.bands import BandForm, find_nonfinite_bands, matmul_bands
+from kimistream.kernels.matrix import all_finite, find_nonfinite, matmul
+from kimistream.model.order import Matrix, Run
 from kimistream.stream.tape import Part, Tape
 
 Floats = npt.NDArray[np.float32]
-
-DECODED_BYTES = 4 << 20
-"""Bands of whole heads are decoded so much at a time."""
 
 
 class Rows(NamedTuple):
@@ -43,7 +39,6 @@ class Dense:
     def __init__(self, tape: Tape, checkpoint: Checkpoint) -> None:
         self._tape = tape
         self._checkpoint = checkpoint
-        self._decoded = np.empty(0, np.uint8)
 
     def __call__(self, matrix: Matrix, xs: Floats, y: Floats) -> Floats:
         """Fill y `[T, rows]` with the product of the matrix and xs `[T, padded(cols)]` (split rows).
@@ -51,33 +46,14 @@ class Dense:
         Raises NumberError naming the tensor when a result is NaN or infinite: with finite x that
         happens exactly when a weight is, or when a sum overflows.
         """
-        for rows in self._taken(matrix):
+        for rows in self.rows(matrix):
             multiply(matrix, rows, xs, y)
             if not all_finite(y, rows.row0, rows.row1):
                 raise self.trace(matrix, rows)
         return y
 
-    def stored(self, matrix: Matrix, granule: int) -> Iterator[Rows]:
-        """The rows of a matrix as the checkpoint stores them, whole granules at a time.
-
-        What comes from bands is decoded; rows are valid until the next are asked for.
-        """
-        for rows in self._taken(matrix):
-            if rows.form is None:
-                yield rows
-                continue
-            together = decoded_rows(matrix, granule)
-            nbytes = row_bytes(matrix.format, matrix.cols)
-            if len(self._decoded) < together * nbytes:
-                self._decoded = np.empty(together * nbytes, np.uint8)
-            target = self._decoded.ctypes.data
-            for row0 in range(rows.row0, rows.row1, together):
-                count = min(together, rows.row1 - row0)
-                address = rows.address + (row0 - rows.row0) // BAND_ROWS * rows.form.nbytes
-                decode_bands(rows.form, address, count, target)
-                yield Rows(row0, row0 + count, target, None)
-
-    def _taken(self, matrix: Matrix) -> Iterator[Rows]:
+    def rows(self, matrix: Matrix) -> Iterator[Rows]:
+        """The rows of a matrix in order, as they come; each valid until the next are asked for."""
         for run in matrix.runs:
             for part in self._tape.take(run.index):
                 yield rows_of(run, part)
@@ -117,13 +93,6 @@ def multiply(matrix: Matrix, rows: Rows, xs: Floats, y: Floats) -> None:
         matmul_bands(rows.form, rows.address, rows.row1 - rows.row0, xs, y, rows.row0)
 
 
-def decoded_rows(matrix: Matrix, granule: int) -> int:
-    """How many rows `stored` decodes at a time: whole granules and whole bands, about DECODED_BYTES."""
-    step = int(np.lcm(granule, BAND_ROWS))
-    wanted = DECODED_BYTES // row_bytes(matrix.format, matrix.cols) // step * step
-    return min(max(step, wanted), -(-matrix.rows // step) * step)
-
-
 def _place(matrix: Matrix, rows: Rows) -> tuple[int, int]:
     """(row, column) of the first weight that is not finite, or (-1, -1)."""
     count = rows.row1 - rows.row0
@@ -132,13 +101,3 @@ def _place(matrix: Matrix, rows: Rows) -> tuple[int, int]:
     else:
         row, col = find_nonfinite_bands(rows.form, rows.address, count)
     return (row + rows.row0 if row >= 0 else -1), col
-
-
-def decoded_bytes(config: ModelConfig, score: Score) -> int:
-    """Memory that `stored` takes for the bands of this tape."""
-    heads = [matrices["kv_b_proj"] for matrices in score.layers if "kv_b_proj" in matrices]
-    together = granule_of(config, "kv_b_proj")
-    return max(
-        (decoded_rows(matrix, together) * row_bytes(matrix.format, matrix.cols) for matrix in heads),
-        default=0,
-    )

@@ -58,7 +58,7 @@ def mla_layer(
 
     kv_b = matrices["kv_b_proj"]
     per_head = mla.nope_head_dim + mla.v_head_dim
-    for rows in dense.stored(kv_b, per_head):
+    for rows in dense.rows(kv_b):  # whole heads at a time
         for p in placed:
             mla_attend(
                 kv_b.format,
@@ -73,6 +73,7 @@ def mla_layer(
                 p.state.latents[nth],
                 p.state.position,
                 out[p.rows],
+                form=rows.form,
             )
         first, last = rows.row0 // per_head * mla.v_head_dim, rows.row1 // per_head * mla.v_head_dim
         if not all_finite(out, first, last):
