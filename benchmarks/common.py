@@ -63,9 +63,7 @@ def opened(
     pack: Path | None = None,
 ) -> Iterator[Model]:
     """A model within a budget, its memory touched, one token decoded: pinned blocks are filled."""
-    with Model.open(
-        checkpoint, memory=budget, context=context, prompt=1, tuning=tuning, pack=pack
-    ) as model:
+    with Model.open(checkpoint, memory=budget, context=context, prompt=1, tuning=tuning, pack=pack) as model:
         yield model
 
 

@@ -86,7 +86,9 @@ def least(checkpoint: Checkpoint, pack: Pack) -> int:
     )
 
 
-def pairs(checkpoint: Checkpoint, pack: Pack, memory: int | None, count: int, tokens: int, warm: int) -> float:
+def pairs(
+    checkpoint: Checkpoint, pack: Pack, memory: int | None, count: int, tokens: int, warm: int
+) -> float:
     """The median ratio of s/token with the pack to that without; memory None: the least."""
     ratios = []
     for n in range(count):

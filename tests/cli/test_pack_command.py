@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,17 +40,33 @@ def test_a_pack_is_made_compared_and_used_with_the_same_tokens_and_logits(tmp_pa
     got = []
     for more in ([], ["--pack", str(out)]):
         logits = tmp_path / f"{len(more)}.npy"
-        arguments = ["run", "demo", "--prompt", "The capital of France is", "-n", "6", "--memory", "400MB"]
+        arguments = ["run", "demo", "--prompt", "The capital of France is", "-n", "6", "--memory", "1GB"]
         assert run_app([*arguments, "--logits", str(logits), "-q", *more]) == 0
         got.append((capsys.readouterr().out, np.load(logits).tobytes()))
     assert got[0] == got[1]
+
+
+def test_a_checkpoint_spread_over_two_directories_has_the_same_pack(tmp_path, packed, capsys):
+    here, there = tmp_path / "here", tmp_path / "there"
+    shutil.copytree(TINY, here)
+    there.mkdir()
+    (here / "model-00003-of-000007.safetensors").rename(there / "model-00003-of-000007.safetensors")
+    out = tmp_path / "a.pack"
+    assert run_app(["pack", str(here), str(out), "--also", str(there), "-q"]) == 0
+    assert run_app(["pack", TINY, str(tmp_path / "b.pack"), "-q"]) == 0
+    assert out.read_bytes() == (tmp_path / "b.pack").read_bytes()
+    arguments = ["--ids", "5,6", "-n", "3", "--memory", "1GB", "-q", "--ignore-eos"]
+    assert run_app(["run", str(here), "--also", str(there), "--pack", str(out), *arguments]) == 0
+    spread = capsys.readouterr().out
+    assert run_app(["run", TINY, *arguments]) == 0
+    assert capsys.readouterr().out == spread
 
 
 def test_chat_answers_the_same_with_a_pack(packed, capsys):
     pack = packed(demo_path())
     answers = []
     for more in ([], ["--pack", str(pack)]):
-        arguments = ["run", "demo", "--chat", "--prompt", "Hello", "-n", "20", "--memory", "400MB", "-q"]
+        arguments = ["run", "demo", "--chat", "--prompt", "Hello", "-n", "20", "--memory", "1GB", "-q"]
         assert run_app([*arguments, "--think", "off", "--temperature", "0", *more]) == 0
         answers.append(capsys.readouterr().out)
     assert answers[0] == answers[1]

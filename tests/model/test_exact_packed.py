@@ -96,10 +96,14 @@ def test_heads_whose_rows_are_no_multiple_of_a_band_are_attended_to_from_bands(t
     got = []
     for pack in (None, tmp_path / "p"):
         tuning = Tuning(block_bytes=12288, pin=False, ring=2)
-        with Model.open(tmp_path / "c", pack=pack, context=64, chunk=66, memory="2GB", tuning=tuning) as model:
+        with Model.open(
+            tmp_path / "c", pack=pack, context=64, chunk=66, memory="2GB", tuning=tuning
+        ) as model:
             got.append(digest(all_logits(model, 33)))
             items = [item for item in model.tape.blocks.items if "kv_b_proj" in item.name]
-            assert [(item.rows, item.granule) for item in items] == [(144, 24) if pack is None else (9, 3)] * 2
+            assert [(item.rows, item.granule) for item in items] == [
+                (144, 24) if pack is None else (9, 3)
+            ] * 2
     assert got[0] == got[1]
 
 

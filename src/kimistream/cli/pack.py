@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from kimistream.budget import format_size
-from kimistream.cli.options import FilePath, Whole, at_least, checkpoint_path
+from kimistream.cli.options import Also, FilePath, Whole, also_paths, at_least, checkpoint_path
 from kimistream.cli.status import StatusLine
 from kimistream.cli.transfer import clock
 from kimistream.errors import Interrupted
@@ -32,6 +32,7 @@ def pack(
     verify: Annotated[bool, Parameter(negative=())] = False,
     memory: str | None = None,
     threads: Whole | None = None,
+    also: Also = None,
     json: Annotated[bool, Parameter(negative=())] = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=())] = False,
 ) -> None:
@@ -54,6 +55,8 @@ def pack(
         The budget for the whole process, as 1GB. By default what is free, minus a reserve.
     threads
         Compute threads; by default the physical cores. The file does not depend on it.
+    also
+        A further directory, of another drive perhaps, that holds shards of the checkpoint; may be given again.
     json
         One JSON object on stdout.
     quiet
@@ -67,7 +70,7 @@ def pack(
     from kimistream.engine.pack_verify import PackVerify
     from kimistream.engine.packing import Packing
 
-    opened = Checkpoint.open(path)
+    opened = Checkpoint.open(path, also_paths(also))
     compared = None
     live = _Live()
     with StatusLine(live.text, quiet=quiet or json) as line:
