@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 
-from .decode import DECODERS, GROUP, Decoder, with_tail
+from .decode import DECODERS, GROUP, RUN, Decoder, with_tail
 from .formats import WeightFormat
 from .runtime import OPTIONS, Kernel, kernel
 from .simd import FEAT, I32, I64, LANES, VF, N, P, at, call, ld_i32, load, op, reduced, step, store
@@ -78,12 +78,23 @@ def dots(decoder: Decoder, at_once: int, vectors: int, unroll: int = 1) -> Any:
                                 call(b, "llvm.fma.v16f32", VF, weights[r][h], halves[h], b.load(slot)), slot
                             )
 
-            def add_stored(g):
+            def stored_at(g):
+                """For each row, where group g is: (weights, scales)."""
                 w_at, s_at = b.mul(g, I64(decoder.group_bytes)), b.mul(g, I64(decoder.scale_bytes))
-                add(
-                    [decoder.group(b, offset(b, ws[r], w_at), offset(b, ss[r], s_at)) for r in range(count)],
-                    g,
-                )
+                return [(offset(b, ws[r], w_at), offset(b, ss[r], s_at)) for r in range(count)]
+
+            def add_stored(g):
+                add([decoder.group(b, *where) for where in stored_at(g)], g)
+
+            def add_run(g):
+                """`unroll` groups from g on."""
+                if decoder.run and unroll == RUN:
+                    runs = [decoder.run(b, *where) for where in stored_at(g)]
+                    for i in range(RUN):
+                        add([group(i) for group in runs], b.add(g, I64(i)))
+                else:
+                    for i in range(unroll):
+                        add_stored(b.add(g, I64(i)))
 
             for slot in slots:
                 b.store(ZERO, slot)
@@ -93,8 +104,7 @@ def dots(decoder: Decoder, at_once: int, vectors: int, unroll: int = 1) -> Any:
                     # The rows lie one behind the other: what is asked for runs linearly ahead of the block.
                     span = count * decoder.group_bytes
                     ask_for(b, offset(b, w0, b.add(b.mul(g, I64(span)), I64(AHEAD))), span * unroll)
-                    for u in range(unroll):
-                        add_stored(b.add(g, I64(u)))
+                    add_run(g)
             if count == 1 or unroll > 1:
                 with cgutils.for_range_slice(b, whole, groups, I64(1), I64) as (g, _):
                     add_stored(g)
@@ -135,7 +145,9 @@ def near(fmt: WeightFormat, vectors: int) -> Any:
 
         return nothing
     at_once = min(ROWS, 3) if vectors > 2 else ROWS
-    return dots(DECODERS[fmt], at_once, vectors, unroll=2 if fmt == WeightFormat.MXFP4 else 1)
+    decoder = DECODERS[fmt]
+    unroll = 1 if fmt != WeightFormat.MXFP4 else RUN if decoder.run else 2
+    return dots(decoder, at_once, vectors, unroll)
 
 
 bf16_1, bf16_2, bf16_3 = (near(WeightFormat.BF16, n) for n in (1, 2, 3))
