@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kimistream.budget import parse_size
 from kimistream.errors import BudgetError
+from kimistream.stream.defaults import EXPERT_SLOTS, RING_BLOCKS
 from kimistream.stream.plan import Needs, block_bytes_for, least_budget, make_plan, spread, spread_within
 
 MB = 1 << 20
@@ -77,7 +78,26 @@ def example(**changes: int) -> Needs:
         slot_bytes=17 * MB,
         experts=1000,
         want_rows=32,
+        least_slots=2,
+        least_ring=3,
     )
+
+
+def test_no_budget_gets_a_ring_or_slots_that_starve_the_disk() -> None:
+    need = Needs(
+        runtime=0,
+        table=0,
+        vectors=0,
+        states=0,
+        latents=0,
+        logits=0,
+        row_bytes=MB,
+        spans=[8 * MB] * 100,
+        slot_bytes=17 * MB,
+        experts=1000,
+    )
+    plan = make_plan(need, least_budget(need))
+    assert (plan.ring, plan.slots) == (RING_BLOCKS, EXPERT_SLOTS)
 
 
 def test_memory_goes_to_rows_then_slots_then_ring_then_pinned_blocks_then_the_cache() -> None:

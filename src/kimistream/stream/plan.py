@@ -24,8 +24,6 @@ from kimistream.stream.defaults import (
     BLOCK_BYTES,
     EXPERT_SLOTS,
     GUESSES,
-    LEAST_RING,
-    LEAST_SLOTS,
     RESIDENT_BLOCK_BYTES,
     RING_BLOCKS,
 )
@@ -53,9 +51,9 @@ class Needs:
     experts: int = 0
     least_rows: int = 1
     want_rows: int = 1
-    least_slots: int = LEAST_SLOTS
+    least_slots: int = EXPERT_SLOTS
     want_slots: int = EXPERT_SLOTS
-    least_ring: int = LEAST_RING
+    least_ring: int = RING_BLOCKS
     want_ring: int = RING_BLOCKS
     guesses: int = GUESSES
     fixed: tuple[tuple[str, int], ...] = ()
