@@ -18,14 +18,17 @@ def main() -> None:
     options.add_argument("--tokens", type=int, default=6)
     arguments = options.parse_args()
     checkpoint = real_width(arguments.directory)
-    # this process holds a little more after each model it has had open
-    least = Model.least_budget(checkpoint, context=64, prompt=1, pack=arguments.pack) + (24 << 20)
+
+    def least() -> int:
+        # asked anew each time: this process holds a little more after each model it has had open
+        return Model.least_budget(checkpoint, context=64, prompt=1, pack=arguments.pack) + (12 << 20)
+
     most = default_budget().nbytes
-    budgets = [least, *(int(b) for b in np.linspace(least, most, 6)[1:])]
+    budgets = [least(), *(int(b) for b in np.linspace(least(), most, 6)[1:])]
     seconds: dict[int, list[float]] = {budget: [] for budget in budgets}
     for _ in range(arguments.rounds):
         for budget in budgets:  # in turn, so that a slow minute touches all of them
-            with opened(checkpoint, budget, pack=arguments.pack) as model:
+            with opened(checkpoint, max(budget, least()), pack=arguments.pack) as model:
                 seconds[budget].append(decode(model, arguments.tokens, warm=4).seconds / arguments.tokens)
     previous = float("inf")
     for budget in budgets:
