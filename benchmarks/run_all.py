@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-ALONE = ("kernels.py", "elementwise.py", "sampling.py", "foresight.py", "soak.py")
+ALONE = ("kernels.py", "bands.py", "elementwise.py", "sampling.py", "foresight.py", "soak.py")
 WITH_DIRECTORY = {
     "disk.py": "what the disk can do at which depth and request size",
     "disk_bound.py": "decode while the disk is the limit (12 GB, made if absent)",

@@ -11,7 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from .band_bytes import QUAD, UNIT
+from .band_bytes import UNIT
 from .simd import FEAT, I8, I32, I64, VF, VI, call, const, load
 
 BYTES = 64
@@ -19,7 +19,6 @@ VBYTES = ir.VectorType(I8, BYTES)
 UNIT_GROUPS = 4
 FLOATS_BYTES = UNIT * 4
 """Bytes of a row of a unit as float32."""
-DECODED_BYTES = QUAD * FLOATS_BYTES
 
 
 def pieces(b: Any, v: Any, count: int) -> list[Any]:

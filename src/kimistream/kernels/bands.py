@@ -17,9 +17,8 @@ import numpy.typing as npt
 
 from . import band_bytes, panels
 from .band_bytes import BAND_ROWS, QUAD, UNIT, UNIT_BYTES
-from .band_decode import DECODED_BYTES
 from .band_panels import decode_piece, packed_panel, plain_panel
-from .band_rows import MOST_VECTORS, few_piece, packed_direct
+from .band_rows import DECODED_BYTES, MOST_VECTORS, few_piece, packed_direct
 from .band_sums import HEADER, check_piece
 from .decode import DECODERS
 from .formats import WeightFormat
