@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kimistream.errors import UsageError
-from kimistream.kernels import cores, folder, runtime
+from kimistream.kernels import cores, folder, runtime, simd
 from kimistream.kernels.formats import WeightFormat
 from kimistream.kernels.matrix import matmul
 
@@ -57,6 +57,36 @@ def test_the_name_of_the_folder_depends_on_the_cpu(tmp_path):
         folder_with(NUMBA_CACHE_DIR=str(tmp_path), KIMISTREAM_GENERIC_KERNELS="1"),
     ]
     assert len({usual, *others}) == 4
+
+
+def _cannot_tell():
+    raise RuntimeError("failed to get host cpu features.")
+
+
+@pytest.mark.parametrize("told", [_cannot_tell, dict, lambda: {"crc": True, "sve": False}])
+@pytest.mark.parametrize("triple", ["aarch64-unknown-linux-gnu", "arm64-apple-darwin24.1.0"])
+def test_every_64_bit_arm_cpu_has_neon_whatever_llvm_can_tell_of_it(triple, told, monkeypatch):
+    monkeypatch.setattr(simd, "GENERIC", False)
+    monkeypatch.setattr(simd.llvm, "get_host_cpu_features", told)
+    monkeypatch.setattr(simd.llvm, "get_process_triple", lambda: triple)
+    monkeypatch.setattr(folder.config, "CPU_FEATURES", None)
+    assert simd.features() - {"crc"} == {"neon"}
+    assert len(folder.cache_key()) == 20
+    monkeypatch.setattr(folder.config, "CPU_FEATURES", "+crc,+aes")
+    assert simd.features() == {"crc", "aes", "neon"}
+    monkeypatch.setattr(folder.config, "CPU_FEATURES", "+crc,-neon")
+    assert simd.features() == {"crc"}
+    monkeypatch.setattr(simd, "GENERIC", True)
+    assert simd.features() == set()
+
+
+def test_a_cpu_of_another_kind_has_only_what_llvm_tells_of_it(monkeypatch):
+    monkeypatch.setattr(simd, "GENERIC", False)
+    monkeypatch.setattr(folder.config, "CPU_FEATURES", None)
+    monkeypatch.setattr(simd.llvm, "get_process_triple", lambda: "x86_64-unknown-linux-gnu")
+    for told, want in ((_cannot_tell, set()), (lambda: {"avx2": True, "avx512f": False}, {"avx2"})):
+        monkeypatch.setattr(simd.llvm, "get_host_cpu_features", told)
+        assert simd.features() == want
 
 
 def test_compile_all_counts_up_to_the_total():

@@ -1,6 +1,7 @@
 """Where compiled kernels are kept, so that only the first run compiles.
 
-Knows: all that a compiled kernel depends on, which names the folder; and where such a folder may be.
+Knows: all that a compiled kernel depends on (its sources, the compiler, the CPU), which names the folder; and where
+such a folder may be.
 Does not know: any kernel.
 
 Numba itself looks only at the file of the function it loads, not at the files of what is inlined into it. So
@@ -26,13 +27,21 @@ GENERIC = os.environ.get("KIMISTREAM_GENERIC_KERNELS", "") not in ("", "0")
 """Set to compile what a CPU without a fast table lookup gets; the bits are the same."""
 
 
+def host_features() -> frozenset[str]:
+    """The features of this machine's CPU that LLVM can tell, by its names; it cannot tell those of Apple's CPUs."""
+    try:
+        return frozenset(name for name, has in llvm.get_host_cpu_features().items() if has)
+    except RuntimeError:  # how older versions of llvmlite say that LLVM cannot tell
+        return frozenset()
+
+
 def cache_key() -> str:
     """A digest of all that compiled kernels depend on: their sources, the compiler, the CPU."""
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     if getattr(config, "CPU_FEATURES", None) is None:
-        flags = ",".join(sorted(name for name, has in llvm.get_host_cpu_features().items() if has))
+        flags = ",".join(sorted(host_features()))
     else:
         flags = config.CPU_FEATURES
     cpu = getattr(config, "CPU_NAME", None) or llvm.get_host_cpu_name()

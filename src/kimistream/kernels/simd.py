@@ -24,7 +24,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
 
-from .folder import GENERIC, config
+from .folder import GENERIC, config, host_features
 
 LANES = 16
 
@@ -54,13 +54,17 @@ class VecModel(models.PrimitiveModel):
 
 
 def features() -> frozenset[str]:
-    """The CPU features to write code for, by LLVM's names (NUMBA_CPU_FEATURES wins over the host's)."""
+    """The CPU features to write code for, by LLVM's names (NUMBA_CPU_FEATURES wins over the host's).
+
+    NEON is part of every 64-bit ARM CPU, so it is there even where no list of features names it.
+    """
     if GENERIC:
         return frozenset()
     chosen = getattr(config, "CPU_FEATURES", None)
-    if chosen is not None:
-        return frozenset(f[1:] for f in chosen.split(",") if f[:1] == "+")
-    return frozenset(name for name, has in llvm.get_host_cpu_features().items() if has)
+    flags = [] if chosen is None else chosen.split(",")
+    found = host_features() if chosen is None else frozenset(f[1:] for f in flags if f[:1] == "+")
+    arm = llvm.get_process_triple().startswith(("aarch64", "arm64"))
+    return found | {"neon"} if arm and "-neon" not in flags else found
 
 
 FEAT = features()
