@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import njit
 
 SEGMENT = 16
 DIM = 32
 
 # Sums may be reassociated: training needs speed, and the export is checked against the engine.
-_OPTIONS = {"parallel": True, "fastmath": True, "cache": True, "error_model": "numpy"}
+# One thread: starting Numba's threads would also change how many PyTorch uses, and so how sums are rounded.
+_OPTIONS = {"fastmath": True, "cache": True, "error_model": "numpy"}
 
 
 @njit(**_OPTIONS)
 def _forward(q, k, v, decay, beta, starts, kept_at, out, u_out, kept):
     heads = q.shape[1]
-    for task in prange((starts.size - 1) * heads):
+    for task in range((starts.size - 1) * heads):
         document, head = task // heads, task % heads
         state = np.zeros((DIM, DIM), np.float32)
         u = np.zeros(DIM, np.float32)
@@ -60,7 +61,7 @@ def _backward(q, k, decay, beta, u, starts, kept_at, kept, dout, dq, dk, dv, dde
     # States are transposed here (value rows, keys contiguous): all but one of the sums of a step then run
     # down the rows and need no sum across a vector.
     heads = q.shape[1]
-    for task in prange((starts.size - 1) * heads):
+    for task in range((starts.size - 1) * heads):
         document, head = task // heads, task % heads
         first, last = starts[document], starts[document + 1]
         states = np.zeros((SEGMENT + 1, DIM, DIM), np.float32)

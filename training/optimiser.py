@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import torch
 
+from training.parts import PARTS, shared_like
+
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 STEPS = 5
 
@@ -37,27 +39,37 @@ def orthogonal(stack: torch.Tensor) -> torch.Tensor:
 
 
 class Optimiser:
-    """State and step for all masters; `state` can be saved and loaded."""
+    """State and step for all masters; `state` can be saved and loaded. Masters and state are shared with
+    forked processes if the masters are: each part of a step moves its own parameters."""
 
     def __init__(self, masters: dict[str, torch.Tensor]) -> None:
         self.masters = masters
-        self.state: dict[str, torch.Tensor] = {"step": torch.zeros((), dtype=torch.int64)}
-        self._groups: dict[tuple[int, int], list[str]] = {}
-        for name, value in masters.items():
-            if name.endswith("e_score_correction_bias"):
-                continue
-            self.state[f"m/{name}"] = torch.zeros_like(value)
-            if uses_muon(name, value):
-                rows, columns = value.shape[-2:]
-                self._groups.setdefault((rows, columns), []).append(name)
-            else:
-                self.state[f"v/{name}"] = torch.zeros_like(value)
+        moved = [name for name in masters if not name.endswith("e_score_correction_bias")]
+        adam = [name for name in moved if not uses_muon(name, masters[name])]
+        shapes = {f"m/{name}": tuple(masters[name].shape) for name in moved}
+        self.state = shared_like(shapes | {f"v/{name}": tuple(masters[name].shape) for name in adam})
+        groups: dict[tuple[int, int], list[str]] = {}
+        for name in moved:
+            if uses_muon(name, masters[name]):
+                rows, columns = masters[name].shape[-2:]
+                groups.setdefault((rows, columns), []).append(name)
+        self._adam = [adam[part::PARTS] for part in range(PARTS)]
+        self._groups = [
+            {size: names[part::PARTS] for size, names in groups.items() if names[part::PARTS]}
+            for part in range(PARTS)
+        ]
+
+    def names(self, part: int) -> list[str]:
+        """What `part` moves."""
+        return [*(name for names in self._groups[part].values() for name in names), *self._adam[part]]
 
     @torch.no_grad()
-    def step(self, grads: dict[str, torch.Tensor], muon_rate: float, adam_rate: float) -> None:
-        self.state["step"] += 1
-        count = int(self.state["step"])
-        for (rows, columns), names in self._groups.items():
+    def step(
+        self, part: int, grads: dict[str, torch.Tensor], count: int, muon_rate: float, adam_rate: float
+    ) -> None:
+        """Move the masters of `part`. `count` is 1 at the first step; `grads` holds a gradient for each
+        master that moves (zero where it had no part in the loss)."""
+        for (rows, columns), names in self._groups[part].items():
             updates = []
             for name in names:
                 m = self.state[f"m/{name}"].mul_(0.95).add_(grads[name], alpha=0.05)
@@ -65,13 +77,11 @@ class Optimiser:
             moved = orthogonal(torch.cat(updates)) * (muon_rate * max(1.0, rows / columns) ** 0.5)
             for name, update in zip(names, moved.split([u.shape[0] for u in updates]), strict=True):
                 self.masters[name].sub_(update.reshape(self.masters[name].shape))
-        for name, value in self.masters.items():
-            if f"v/{name}" not in self.state or name not in grads:
-                continue  # layer 0 has nothing to mix before its attention
+        for name in self._adam[part]:
             grad = grads[name]
             m = self.state[f"m/{name}"].mul_(0.9).add_(grad, alpha=0.1)
             v = self.state[f"v/{name}"].mul_(0.95).addcmul_(grad, grad, value=0.05)
             m_hat = m / (1 - 0.9**count)
             v_hat = v / (1 - 0.95**count)
             rate = adam_rate * ADAM_RATES.get(name, 0.4)
-            value.sub_(rate * m_hat / (v_hat.sqrt() + 1e-8))
+            self.masters[name].sub_(rate * m_hat / (v_hat.sqrt() + 1e-8))
