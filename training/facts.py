@@ -378,17 +378,18 @@ SHARE = {
 
 LATE_SHARE = {
     "capital": 4.0,
-    "country": 5.0,
-    "plus": 3.0,
-    "minus": 2.0,
-    "times": 1.5,
-    "opposite": 2.0,
-    "continent": 2.0,
+    "country": 4.5,
+    "continent": 2.5,
+    "after": 1.5,
+    "before": 1.5,
+    "opposite": 3.0,
+    "spelling": 2.0,
+    "plus": 4.0,
+    "minus": 4.0,
+    "times": 2.5,
+    "count": 1.2,
 }
-"""The same from the third phase on."""
-
-LAST_SHARE = LATE_SHARE | {"country": 4.0, "plus": 2.5, "minus": 1.5, "times": 2.5, "spelling": 2.0}
-"""The same in the fourth phase."""
+"""The same from the second phase on."""
 
 
 def _sums(sign: str, word: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -463,10 +464,10 @@ MORE_SENTENCES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "times": _sums("*", "times"),
     "count": (("We count from {x} to {y}: {a}.",), ("Tell me how to count from {x} to {y}.",)),
 }
-"""More plain sentences and more questions, added in the fourth phase. None of them is a held-out one."""
+"""More plain sentences and more questions, added in the second phase. None of them is a held-out one."""
 
 
 def sentences(task: Task, phase: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The plain sentences and the questions of a task that a phase draws from."""
-    plain, ask = MORE_SENTENCES[task.name] if phase >= 4 else ((), ())
+    plain, ask = MORE_SENTENCES[task.name] if phase >= 2 else ((), ())
     return task.plain + plain, task.ask + ask

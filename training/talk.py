@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from training.facts import LAST_SHARE, LATE_SHARE, NAMES, SHARE, TASKS, THINGS, Task, sentences
+from training.facts import LATE_SHARE, NAMES, SHARE, TASKS, THINGS, Task, sentences
 from training.prose import reading, story
 from training.tools import CITIES, TOOLS, Tool, say
 
@@ -19,6 +19,9 @@ BRIEF = "Be brief."
 SYSTEMS = (BRIEF, "You are a helpful assistant.", "You answer questions.")
 EFFORTS = ("low", "high", "max", None)
 """None: thinking off."""
+EFFORT_SHARES = {1: (2, 2, 4, 3), 2: (3, 2, 2, 6), 3: (3, 3, 3, 4)}
+TOOL_EFFORT_SHARES = {1: (2, 2, 4, 4), 2: (2, 1, 1, 5), 3: (3, 3, 3, 4)}
+"""How often each effort is drawn in each phase."""
 
 GREETINGS = (
     ("Hello", "Hello! How can I help you?"),
@@ -64,7 +67,7 @@ def think(effort: str | None, topic: str, point: str) -> str:
 
 
 def draw_task(draw: Random, phase: int = 1) -> Task:
-    share = SHARE if phase < 3 else LATE_SHARE if phase == 3 else LAST_SHARE
+    share = SHARE if phase < 2 else LATE_SHARE
     return draw.choices(TASKS, [share.get(task.name, 1.0) for task in TASKS])[0]
 
 
@@ -86,16 +89,16 @@ def ask(talk: Talk, task: Task, fact: dict[str, str], question: str, *, brief: b
 
 
 def chat(draw: Random, phase: int = 1) -> Talk:
-    """One to five turns about facts, texts, stories and greetings; hardly a story in the second phase."""
+    """One to five turns about facts, texts, words, stories and greetings; short ones in the second phase."""
     greeting = 0.96 if phase == 1 else 0.95
     last = 1.0 if phase == 1 else 0.99
-    talk = Talk(effort=draw.choices(EFFORTS, (3, 2, 2, 6) if phase == 3 else (2, 2, 4, 3))[0])
+    talk = Talk(effort=draw.choices(EFFORTS, EFFORT_SHARES[phase])[0])
     brief = False
     if draw.random() < 0.25:
         system = draw.choice(SYSTEMS)
         brief = system == BRIEF
         talk.messages.append({"role": "system", "content": system})
-    for _ in range(draw.choice((1, 1, 1, 2) if phase == 3 else (1, 1, 2, 3, 4, 5))):
+    for _ in range(draw.choice((1, 1, 1, 2) if phase == 2 else (1, 1, 2, 3, 4, 5))):
         kind = draw.random()
         if kind < 0.78:
             task = draw_task(draw, phase)
@@ -173,12 +176,11 @@ def offered(draw: Random, tool: Tool) -> list[dict[str, Any]]:
 def tool_talk(draw: Random, phase: int = 1) -> Talk:
     """Tools are offered: mostly one is called, its result answered; sometimes a plain question comes."""
     tool = draw.choice(TOOLS)
-    efforts = (2, 1, 1, 8) if phase == 3 else (2, 2, 4, 4)
-    talk = Talk(effort=draw.choices(EFFORTS, efforts)[0], tools=offered(draw, tool))
+    talk = Talk(effort=draw.choices(EFFORTS, TOOL_EFFORT_SHARES[phase])[0], tools=offered(draw, tool))
     names = [one["function"]["name"] for one in talk.tools]
-    for _ in range(1 if phase == 3 else draw.choice((1, 1, 1, 2))):
-        if draw.random() < 0.15:
-            task = draw_task(draw)
+    for _ in range(draw.choice((1, 1, 1, 2) if phase == 1 else (1, 2, 2, 3))):
+        if draw.random() < (0.15 if phase == 1 else 0.1):
+            task = draw_task(draw, phase)
             ask(talk, task, draw.choice(task.facts), draw.choice(task.ask))
             continue
         name = draw.choice(names)

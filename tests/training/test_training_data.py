@@ -1,12 +1,27 @@
 """The data of the embedded model: its form is the package's own, and what is held out stays out."""
 
+import json
+import re
+from pathlib import Path
 from random import Random
 
 import pytest
 from training.bpe import count_words, learn
+from training.card import filled
 from training.conversation import render
-from training.corpus import Corpus, draw_talk, plain_text
-from training.facts import TASKS
+from training.corpus import (
+    CONTEXT_WEIGHT,
+    END_WEIGHT,
+    Corpus,
+    asked,
+    copy_line,
+    draw_talk,
+    plain_text,
+    sum_line,
+    weighted_line,
+)
+from training.facts import TASKS, sentences
+from training.prose import reading
 from training.questions import every_question, judge
 from training.shape import SHAPE
 from training.tools import TOOLS
@@ -63,32 +78,59 @@ def test_the_model_is_trained_on_what_it_has_to_write_itself_and_nothing_else(co
         assert corpus.tokenizer.decode([i for i, w in zip(ids, weights, strict=True) if w]) == written
 
 
-def test_documents_of_a_step_depend_on_seed_and_step_alone(corpus: Corpus) -> None:
+@pytest.mark.parametrize("phase", [1, 2, 3])
+def test_documents_depend_on_their_key_alone(corpus: Corpus, phase: int) -> None:
     other = Corpus(corpus.tokenizer)
-    other.documents(7, 3, 1000, 300)
-    assert corpus.documents(7, 4, 3072, 640) == other.documents(7, 4, 3072, 640)
-    assert corpus.documents(7, 4, 3072, 640) != corpus.documents(7, 5, 3072, 640)
+    other.documents("7/3/0", 1000, 300)
+    assert corpus.documents("7/4/0", 1536, 640, phase) == other.documents("7/4/0", 1536, 640, phase)
+    assert corpus.documents("7/4/0", 1536, 640, phase) != corpus.documents("7/4/1", 1536, 640, phase)
+    made = corpus.documents("7/4/0", 1536, 640, phase)
+    assert sum(len(ids) for ids, _ in made) <= 1536
+    assert all(len(ids) == len(weights) <= 640 for ids, weights in made)
 
 
 def test_held_out_sentences_and_instances_are_never_trained() -> None:
     draw = Random(8)
     plain = {line for _ in range(6000) for line in plain_text(draw).split("\n")}
+    plain |= {"".join(text for text, _ in weighted_line(draw)) for _ in range(12_000)}
+    plain |= {"".join(sum_line(draw)) for _ in range(6000)}
     said = {
         message["content"]
-        for _ in range(3000)
-        for message in draw_talk(draw, draw.choice(("chat", "tools"))).messages
+        for phase in (1, 2, 3)
+        for _ in range(2000)
+        for message in draw_talk(draw, draw.choice(("chat", "tools")), phase).messages
         if message["role"] == "user"
     }
     for task in TASKS:
         for fact in task.facts:
             assert not plain & {sentence.format(**fact) for sentence in task.held_plain}
             assert not said & {sentence.format(**fact) for sentence in task.held_ask}
+        more, more_ask = sentences(task, 3)
         for fact in task.unseen:
-            assert not plain & {sentence.format(**fact) for sentence in task.plain}
-            assert not said & {sentence.format(**fact) for sentence in task.ask}
+            assert not plain & {sentence.format(**fact) for sentence in more}
+            assert not said & {sentence.format(**fact) for sentence in more_ask}
     for tool in TOOLS:
         assert not said & {tool.request(draw, unseen=True)[0] for _ in range(50)}
         assert not said & {tool.request(draw, held_wording=True)[0] for _ in range(50)}
+    for _ in range(200):
+        text, question, _ = reading(draw, unseen=True)
+        assert not any(text in line and question in line for line in plain | said)
+
+
+def test_a_copied_line_can_be_answered_from_its_question_alone() -> None:
+    draw = Random(9)
+    for _ in range(500):
+        question, answer = copy_line(draw)
+        have = set(re.findall(r"\w+", question))
+        assert set(re.findall(r"\w+", answer)) <= have
+
+
+def test_answers_count_and_what_nobody_could_predict_hardly_does(corpus: Corpus) -> None:
+    ids, weights = corpus.of_lines([asked(("Repeat: red hat. Answer:", " red hat."))] * 2)
+    counted = [token for token, weight in zip(ids, weights, strict=True) if weight == 1.0]
+    assert corpus.tokenizer.decode(counted) == " red hat red hat.", "a full stop and newline are one token"
+    assert weights[-1] == END_WEIGHT
+    assert {weight for weight in weights[:-1] if weight != 1.0} == {CONTEXT_WEIGHT}
 
 
 def test_the_examination_accepts_exactly_the_wanted_turn(corpus: Corpus) -> None:
@@ -133,3 +175,12 @@ def test_names_are_single_tokens_and_numbers_single_digits(corpus: Corpus) -> No
         for fact in task.facts:
             assert len(encode(f" {fact['a']}")) == 1, fact
     assert len(encode("407")) == 3
+
+
+def test_the_tables_of_the_card_are_those_of_the_report() -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    card = (docs / "DEMO_MODEL.md").read_text(encoding="utf-8")
+    report = json.loads((docs / "demo_model_report.json").read_text(encoding="utf-8"))
+    assert filled(card, report) == card
+    report["counts"]["plain"]["right"] -= 1
+    assert filled(card, report) != card
