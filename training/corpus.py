@@ -2,9 +2,10 @@
 
 Knows: the mixture of kinds, plain lines and conversations as ids. Does not know: batches' use, the model.
 
-There are three phases. In the first every token of a plain text counts, so the language is learned; from the
+There are four phases. In the first every token of a plain text counts, so the language is learned; from the
 second on only the answers do. The second has many words to say again, which teach looking back, and short
-conversations; the third long ones.
+conversations; the third long ones, the
+last and short one much counting.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ MIXTURES: dict[int, Shares] = {
     1: (("plain", 0.50), ("copies", 0.14), ("sums", 0.08), ("chat", 0.18), ("tools", 0.08), ("json", 0.02)),
     2: (("lines", 0.38), ("copies", 0.20), ("sums", 0.14), ("chat", 0.18), ("tools", 0.07), ("json", 0.03)),
     3: (("lines", 0.41), ("copies", 0.08), ("sums", 0.18), ("chat", 0.20), ("tools", 0.10), ("json", 0.03)),
+    4: (("lines", 0.49), ("copies", 0.06), ("sums", 0.10), ("chat", 0.20), ("tools", 0.12), ("json", 0.03)),
 }
 """Shares of documents in each phase."""
 
@@ -109,12 +111,12 @@ def sum_line(draw: Random) -> tuple[str, str]:
     return sentence[:cut].format(**fact), sentence[cut:].format(**fact)
 
 
-def weighted_line(draw: Random) -> list[tuple[str, float]]:
+def weighted_line(draw: Random, phase: int = 3) -> list[tuple[str, float]]:
     """A line of a later phase in parts, each with its weight."""
     kind = draw.choices(*zip(*LINES, strict=True))[0]
     if kind == "facts":
-        task = draw_task(draw, 2)
-        fact, sentence = draw.choice(task.facts), draw.choice(sentences(task, 2)[0])
+        task = draw_task(draw, phase)
+        fact, sentence = draw.choice(task.facts), draw.choice(sentences(task, phase)[0])
         cut = len(sentence[: sentence.rindex("{a}")].rstrip())
         return [(sentence[:cut].format(**fact), CONTEXT_WEIGHT), (sentence[cut:].format(**fact), 1.0)]
     if kind == "readings":
@@ -192,7 +194,9 @@ class Corpus:
             if kind == "plain":
                 made = self.of_text(plain_text(draw))
             elif kind == "lines":
-                made = self.of_lines([weighted_line(draw) for _ in range(draw.choice((1, 1, 1, 2, 5)))])
+                made = self.of_lines(
+                    [weighted_line(draw, phase) for _ in range(draw.choice((1, 1, 1, 2, 5)))]
+                )
             elif kind == "copies":
                 made = self.of_lines([asked(copy_line(draw)) for _ in range(draw.choice((1, 1, 2, 4)))])
             elif kind == "sums":

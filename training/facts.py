@@ -391,6 +391,9 @@ LATE_SHARE = {
 }
 """The same from the second phase on."""
 
+LAST_SHARE = LATE_SHARE | {"count": 12.0, "continent": 3.0}
+"""The same in the last phase."""
+
 
 def _sums(sign: str, word: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (

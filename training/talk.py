@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from training.facts import LATE_SHARE, NAMES, SHARE, TASKS, THINGS, Task, sentences
+from training.facts import LAST_SHARE, LATE_SHARE, NAMES, SHARE, TASKS, THINGS, Task, sentences
 from training.prose import reading, story
 from training.tools import CITIES, TOOLS, Tool, say
 
@@ -19,8 +19,8 @@ BRIEF = "Be brief."
 SYSTEMS = (BRIEF, "You are a helpful assistant.", "You answer questions.")
 EFFORTS = ("low", "high", "max", None)
 """None: thinking off."""
-EFFORT_SHARES = {1: (2, 2, 4, 3), 2: (3, 2, 2, 6), 3: (3, 3, 3, 4)}
-TOOL_EFFORT_SHARES = {1: (2, 2, 4, 4), 2: (2, 1, 1, 5), 3: (3, 3, 3, 4)}
+EFFORT_SHARES = {1: (2, 2, 4, 3), 2: (3, 2, 2, 6), 3: (3, 3, 3, 4), 4: (3, 3, 3, 4)}
+TOOL_EFFORT_SHARES = {1: (2, 2, 4, 4), 2: (2, 1, 1, 5), 3: (3, 3, 3, 4), 4: (3, 3, 3, 4)}
 """How often each effort is drawn in each phase."""
 
 GREETINGS = (
@@ -67,7 +67,7 @@ def think(effort: str | None, topic: str, point: str) -> str:
 
 
 def draw_task(draw: Random, phase: int = 1) -> Task:
-    share = SHARE if phase < 2 else LATE_SHARE
+    share = SHARE if phase < 2 else LATE_SHARE if phase < 4 else LAST_SHARE
     return draw.choices(TASKS, [share.get(task.name, 1.0) for task in TASKS])[0]
 
 

@@ -3,7 +3,7 @@
 Knows: the schedule, the loss, balancing of the experts, what is saved.
 Does not know: the forms on disk of a checkpoint (`export`), the tasks, processes (`parts`).
 
-A run is one seed and one number of steps; stopped at any time it goes on from its last save and ends with
+A run is one seed; stopped at any time it goes on from its last save and ends with
 the same bytes, whatever the number of processes. `--stop-at` ends it early on the way (for a look), without
 changing the schedule.
 """
@@ -28,18 +28,20 @@ from training.parts import PARTS, Crew, shared_like
 from training.shape import SHAPE, Shape
 
 SEED = 7
-STEPS = 2550
+STEPS = 2680
 ROWS, LONGEST = 1536, 640
 """Ids of a part of a step, and of its longest document."""
 MUON_RATE, ADAM_RATE = 0.02, 0.02
 BALANCE = 0.003
 """How far an expert's bias moves per step, against its load."""
-PHASES = (0, 200, 1200)
+PHASES = (0, 200, 1200, 2550)
 """The step at which each phase of the corpus begins."""
 RATES = ((0, 0.05), (20, 1.0), (200, 1.0), (500, 0.6), (2500, 0.45))
-"""Step and rate; linear between them, constant after them, until the rate falls to COLD at the end."""
-COOLING, COLD = 0.25, 0.004
-"""The share of the steps in which it falls. Up to there a run does not depend on its number of steps."""
+"""Step and rate; linear between them."""
+COOLING, COLD = (1912.5, 2550), 0.004
+"""The steps between which the rate falls from what it is then."""
+LAST = ((2550, 0.22), (2680, 0.002))
+"""Step and rate of the last phase."""
 SAVE_SECONDS = 120
 
 
@@ -47,14 +49,18 @@ def phase(step: int) -> int:
     return sum(step >= begin for begin in PHASES)
 
 
-def rate(step: int, steps: int) -> float:
+def rate(step: int) -> float:
     """The factor of both rates and of the balancing."""
+    if step >= LAST[0][0]:
+        (before, low), (after, high) = LAST
+        return low + (high - low) * (step - before) / (after - before)
     warm = RATES[-1][1]
     for (before, low), (after, high) in pairwise(RATES):
         if step <= after:
             warm = low + (high - low) * (step - before) / (after - before)
             break
-    left = (steps - step) / (COOLING * steps)
+    begin, end = COOLING
+    left = (end - step) / (end - begin)
     return warm * left + COLD * (1 - left) if left < 1 else warm
 
 
@@ -91,7 +97,6 @@ class Run:
         out: Path,
         *,
         seed: int = SEED,
-        steps: int = STEPS,
         processes: int = PARTS,
         shape: Shape = SHAPE,
         rows: int = ROWS,
@@ -100,7 +105,7 @@ class Run:
         out.mkdir(parents=True, exist_ok=True)
         if not (out / "tiktoken.model").exists():
             make_vocabulary(out, shape, seed)
-        self.out, self.seed, self.steps, self.rows = out, seed, steps, rows
+        self.out, self.seed, self.rows = out, seed, rows
         self.corpus = Corpus(Tokenizer.from_directory(out, shape.vocab))
         self.model = Model(shape, bf16_products=True)
         shapes = parameter_shapes(shape)
@@ -117,11 +122,9 @@ class Run:
                 self.masters[name].copy_(value)
             return
         saved = torch.load(self.out / "state.pt")
-        warm = (1 - COOLING) * min(saved["steps"], self.steps)
-        if saved["seed"] != self.seed or (saved["steps"] != self.steps and saved["step"] > warm):
+        if saved["seed"] != self.seed:
             raise SystemExit(
-                f"{self.out}/state.pt is of a run with seed {saved['seed']} and {saved['steps']} steps, not"
-                f" seed {self.seed} and {self.steps} steps; choose another --out or these options"
+                f"{self.out}/state.pt is of a run with seed {saved['seed']}, not {self.seed}; choose another --out"
             )
         self.done = saved["step"]
         for name, value in saved["masters"].items():
@@ -133,7 +136,7 @@ class Run:
         part = self.out / "state.part"
         state = {name: value.clone() for name, value in self.optimiser.state.items()}
         masters = {name: value.clone() for name, value in self.masters.items()}
-        about = {"step": self.done, "steps": self.steps, "seed": self.seed}
+        about = {"step": self.done, "seed": self.seed}
         torch.save({"masters": masters, "state": state, **about}, part)
         os.replace(part, self.out / "state.pt")
 
@@ -156,7 +159,7 @@ class Run:
 
     def _move(self, part: int, step: int) -> None:
         first, second = self.grads
-        now = rate(step, self.steps)
+        now = rate(step)
         mean = {name: (first[name] + second[name]) * 0.5 for name in self.optimiser.names(part)}
         self.optimiser.step(part, mean, step + 1, MUON_RATE * now, ADAM_RATE * now)
 
@@ -173,7 +176,7 @@ class Run:
         parts, cpu, busy = self.crew.call("gradient", step)
         _, more_cpu, more_busy = self.crew.call("move", step)
         loads = [torch.tensor(each).sum(0).float() for each in zip(*(part[2] for part in parts), strict=True)]
-        now = rate(step, self.steps)
+        now = rate(step)
         self._balance(loads, BALANCE * now)
         self.done += 1
         line: dict[str, object] = {
@@ -193,7 +196,7 @@ class Run:
     def go(self, stop_at: int) -> None:
         """Run to the end or to `stop_at`, and save."""
         last_save = time.monotonic()
-        while self.done < min(self.steps, stop_at):
+        while self.done < min(STEPS, stop_at):
             line = self.one()
             with (self.out / "log.jsonl").open("a") as log:
                 log.write(json.dumps(line) + "\n")
@@ -209,11 +212,10 @@ class Run:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train the embedded model.")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=STEPS, help="length of the schedule")
     parser.add_argument("--stop-at", type=int, default=1 << 30, help="end early, the schedule unchanged")
     parser.add_argument("--processes", type=int, choices=(1, PARTS), default=PARTS)
     options = parser.parse_args()
-    run = Run(options.out, steps=options.steps, processes=options.processes)
+    run = Run(options.out, processes=options.processes)
     run.go(options.stop_at)
 
 

@@ -21,7 +21,6 @@ from training.corpus import (
     weighted_line,
 )
 from training.facts import TASKS, sentences
-from training.prose import reading
 from training.questions import every_question, judge
 from training.shape import SHAPE
 from training.tools import TOOLS
@@ -78,7 +77,7 @@ def test_the_model_is_trained_on_what_it_has_to_write_itself_and_nothing_else(co
         assert corpus.tokenizer.decode([i for i, w in zip(ids, weights, strict=True) if w]) == written
 
 
-@pytest.mark.parametrize("phase", [1, 2, 3])
+@pytest.mark.parametrize("phase", [1, 2, 3, 4])
 def test_documents_depend_on_their_key_alone(corpus: Corpus, phase: int) -> None:
     other = Corpus(corpus.tokenizer)
     other.documents("7/3/0", 1000, 300)
@@ -96,7 +95,7 @@ def test_held_out_sentences_and_instances_are_never_trained() -> None:
     plain |= {"".join(sum_line(draw)) for _ in range(6000)}
     said = {
         message["content"]
-        for phase in (1, 2, 3)
+        for phase in (1, 2, 3, 4)
         for _ in range(2000)
         for message in draw_talk(draw, draw.choice(("chat", "tools")), phase).messages
         if message["role"] == "user"
@@ -105,16 +104,13 @@ def test_held_out_sentences_and_instances_are_never_trained() -> None:
         for fact in task.facts:
             assert not plain & {sentence.format(**fact) for sentence in task.held_plain}
             assert not said & {sentence.format(**fact) for sentence in task.held_ask}
-        more, more_ask = sentences(task, 3)
+        more, more_ask = sentences(task, 4)
         for fact in task.unseen:
             assert not plain & {sentence.format(**fact) for sentence in more}
             assert not said & {sentence.format(**fact) for sentence in more_ask}
     for tool in TOOLS:
         assert not said & {tool.request(draw, unseen=True)[0] for _ in range(50)}
         assert not said & {tool.request(draw, held_wording=True)[0] for _ in range(50)}
-    for _ in range(200):
-        text, question, _ = reading(draw, unseen=True)
-        assert not any(text in line and question in line for line in plain | said)
 
 
 def test_a_copied_line_can_be_answered_from_its_question_alone() -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from training.train import COLD, RATES, rate
+from training.train import COOLING, LAST, PHASES, STEPS, rate
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCABULARY = ROOT / "src" / "kimistream" / "demo" / "checkpoint"
@@ -19,17 +19,17 @@ import sys
 from pathlib import Path
 from training.shape import Shape
 from training.train import Run
-out, seed, steps, stop_at, processes = sys.argv[1], *map(int, sys.argv[2:])
+out, seed, stop_at, processes = sys.argv[1], *map(int, sys.argv[2:])
 shape = Shape(hidden=64, layers=4, mla_layers=(3,), kda_heads=2, dense_inter=64, experts=4, top_k=2)
-Run(Path(out), seed=seed, steps=steps, processes=processes, shape=shape, rows=256).go(stop_at)
+Run(Path(out), seed=seed, processes=processes, shape=shape, rows=256).go(stop_at)
 """
 
 
-def _run(out: Path, *, seed: int = 3, steps: int = 6, stop_at: int = 99, processes: int = 2):
+def _run(out: Path, *, seed: int = 3, stop_at: int = 6, processes: int = 2):
     out.mkdir(exist_ok=True)
     for name in ("tiktoken.model", "tokenizer_config.json"):
         shutil.copyfile(VOCABULARY / name, out / name)
-    arguments = map(str, (out, seed, steps, stop_at, processes))
+    arguments = map(str, (out, seed, stop_at, processes))
     return subprocess.run(
         [sys.executable, "-c", SCRIPT, *arguments], cwd=ROOT, capture_output=True, text=True
     )
@@ -69,17 +69,19 @@ def test_another_seed_gives_other_bytes(whole: str, tmp_path: Path):
     assert _digest(tmp_path) != whole
 
 
-def test_a_run_of_another_seed_or_length_is_refused(tmp_path: Path):
-    assert _run(tmp_path, stop_at=5).returncode == 0
-    for other in (_run(tmp_path, seed=4), _run(tmp_path, steps=7)):
-        assert other.returncode == 1
-        assert "choose another --out" in other.stderr
+def test_a_run_of_another_seed_is_refused(tmp_path: Path):
+    assert _run(tmp_path, stop_at=1).returncode == 0
+    other = _run(tmp_path, seed=4)
+    assert other.returncode == 1
+    assert "choose another --out" in other.stderr
 
 
-def test_the_number_of_steps_matters_only_once_the_rate_falls():
-    last = RATES[-1][0]
-    for steps in (2 * last, 3 * last):
-        assert rate(int(0.69 * steps), steps) == RATES[-1][1]
-        assert rate(steps - 1, steps) == pytest.approx(COLD, rel=0.2)
-    rates = [rate(step, 2 * last) for step in range(RATES[1][0], 2 * last)]
-    assert all(a >= b for a, b in itertools.pairwise(rates))
+def test_the_rate_rises_once_falls_to_nothing_and_again_in_the_last_phase():
+    rates = [rate(step) for step in range(STEPS)]
+    last = PHASES[-1]
+    assert max(rates) == rates[20] == 1.0
+    assert rates[last - 1] < 0.01 * rates[int(COOLING[0])]
+    assert rates[last] == LAST[0][1]
+    assert rates[-1] < 0.02 * rates[last]
+    for first, end in ((200, last), (last, STEPS)):
+        assert all(a > b for a, b in itertools.pairwise(rates[first:end]))
