@@ -73,6 +73,29 @@ def test_chat_answers_the_same_with_a_pack(packed, capsys):
     assert answers[0].strip()
 
 
+def test_a_session_goes_on_with_a_pack_where_it_was_left_without(tmp_path, packed, capsys):
+    texts = []
+    for more in ([], ["--pack", str(packed(demo_path()))]):
+        session = str(tmp_path / f"{len(more)}.session")
+        arguments = ["run", "demo", "--memory", "1GB", "-q", "--session", session, "--seed", "5"]
+        assert run_app([*arguments, "--prompt", "The capital of", "-n", "3", "--ignore-eos"]) == 0
+        assert run_app([*arguments, "-n", "4", "--ignore-eos", *more]) == 0
+        texts.append((capsys.readouterr().out, Path(session).read_bytes()))
+    assert texts[0] == texts[1]
+
+
+def test_the_peak_memory_of_a_run_with_a_pack_stays_within_its_budget(packed):
+    """In processes of their own, at the least budget that is told."""
+    command = [sys.executable, "-m", "kimistream", "run", "demo", "--pack", str(packed(demo_path()))]
+    command += ["--ids", "1,2,3", "-n", "8", "--ignore-eos", "--json", "-q"]
+    told = subprocess.run([*command, "--memory", "50MB"], capture_output=True, text=True).stderr
+    least = told.split("Give at least `--memory ")[1].split("`")[0]
+    done = subprocess.run([*command, "--memory", least], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])["summary"]
+    assert summary["peak_rss_bytes"] <= summary["budget_bytes"]
+
+
 def test_json_tells_the_figures_and_a_second_time_nothing_is_done_again(tmp_path, capsys):
     out = str(tmp_path / "a.pack")
     assert run_app(["pack", TINY, out, "--json"]) == 0

@@ -19,7 +19,7 @@ import pytest
 
 from kimistream.checkpoint.pack import Pack
 from kimistream.checkpoint.table import Checkpoint
-from kimistream.engine import pack_cut, packing
+from kimistream.engine import pack_cut, pack_pipeline, packing
 from kimistream.engine.pack_cut import Cut
 from kimistream.engine.pack_verify import PackVerify
 from kimistream.engine.packing import Packed, Packing
@@ -47,7 +47,7 @@ def right(packed) -> str:
 @pytest.fixture(autouse=True)
 def _small_groups(monkeypatch):
     monkeypatch.setattr(pack_cut, "GROUP_BYTES", GROUP)
-    monkeypatch.setattr(packing, "SYNC_SECONDS", 0.0)
+    monkeypatch.setattr(pack_pipeline, "SYNC_SECONDS", 0.0)
 
 
 def make(out: Path, checkpoint: Path = TINY, **options) -> Packed:
@@ -127,9 +127,9 @@ PARENT = """
 import os, signal, sys, time
 from pathlib import Path
 from kimistream.checkpoint.table import Checkpoint
-from kimistream.engine import pack_cut, packing
+from kimistream.engine import pack_cut, pack_pipeline, packing
 from kimistream.engine.model import prepare_kernels
-pack_cut.GROUP_BYTES, packing.SYNC_SECONDS = int(sys.argv[3]), 0.0
+pack_cut.GROUP_BYTES, pack_pipeline.SYNC_SECONDS = int(sys.argv[3]), 0.0
 prepare_kernels(1)
 
 def slow(handle, view, offset):

@@ -18,7 +18,7 @@ from kimistream.errors import ConfigError
 
 DATA = Path(__file__).parents[1] / "data"
 TINY = DATA / "tiny-k3"
-MEMORY = "600MB"
+MEMORY = "1GB"
 
 
 @pytest.fixture(scope="module")

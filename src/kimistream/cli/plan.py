@@ -85,7 +85,7 @@ def plan(
         return make_plan(size_up(opened, request, nbytes, Tuning(), packed).needs, nbytes)
 
     def expected(plan: Plan) -> Estimate:
-        return estimate(opened.config, plan, read, compute, tape_rate=apart)
+        return estimate(opened.config, plan, read, compute, packed=packed is not None, tape_rate=apart)
 
     chosen = planned(budget)
     least = least_budget(size_up(opened, request, 0, Tuning(), packed).needs)

@@ -159,11 +159,11 @@ def predict(
             plan = make_plan(_needs(table, request, budget, pack), budget)
         except BudgetError:
             continue
-        cost = estimate(table.config, plan, 1.0, memory_rate)
+        cost = estimate(table.config, plan, 1.0, memory_rate, packed=pack is not None)
         if rates is not None:
             busy = cost.tape_bytes / rates.sequential + cost.expert_bytes / rates.scattered
             mean = cost.disk_bytes / busy if busy else rates.sequential
-            cost = estimate(table.config, plan, mean, memory_rate)
+            cost = estimate(table.config, plan, mean, memory_rate, packed=pack is not None)
         tape = plan.pinned_bytes + plan.tape_bytes
         found.append(
             Prediction(

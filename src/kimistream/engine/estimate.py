@@ -16,6 +16,9 @@ from kimistream.stream.plan import Plan
 MEMORY_SHARE = 0.75
 """The share of the memory read rate at which a whole decode step uses weights (docs/LEARNED.md)."""
 
+PACKED_SHARE = 0.65
+"""The same for a tape of a pack: fewer bytes, each with more work (docs/LEARNED.md)."""
+
 DISK_SHARE = 0.95
 """The share of a plain reader's rate that decode steps reach (docs/LEARNED.md)."""
 
@@ -42,11 +45,18 @@ def weight_bytes(config: ModelConfig, plan: Plan) -> int:
 
 
 def estimate(
-    config: ModelConfig, plan: Plan, disk_rate: float, memory_rate: float, *, tape_rate: float = 0.0
+    config: ModelConfig,
+    plan: Plan,
+    disk_rate: float,
+    memory_rate: float,
+    *,
+    packed: bool = False,
+    tape_rate: float = 0.0,
 ) -> Estimate:
     """The expected cost under a plan, with all rates in bytes per second.
 
-    tape_rate: of the drive with the pack, when the experts are on another one: both are read at once.
+    packed: the plan is one with a pack. tape_rate: of the drive with the pack, when the experts are on
+    another one: both are read at once.
     Without an expert cache every chosen expert is read. With one, the share of it that is resident is
     taken as its hit rate, which real routing, being uneven, does better than.
     """
@@ -60,5 +70,6 @@ def estimate(
     else:
         reading = (tape_bytes + expert_bytes) / (DISK_SHARE * disk_rate) if disk_rate else 0.0
     used = weight_bytes(config, plan)
-    computing = used / (MEMORY_SHARE * memory_rate) if memory_rate else 0.0
+    share = PACKED_SHARE if packed else MEMORY_SHARE
+    computing = used / (share * memory_rate) if memory_rate else 0.0
     return Estimate(tape_bytes, expert_bytes, used, max(reading, computing))
