@@ -18,7 +18,7 @@ from .band_sums import HEADER
 from .panels import PANEL_GROUPS, UNPACK
 from .rows import offset
 from .runtime import argument, caller, kernel
-from .simd import I64, N, P, at, ld_i32, ld_u8, op, st_u8, step, store
+from .simd import I64, N, P, address_of, at, ld_i32, ld_u8, op, st_u8, step, store
 from .simd_more import INLINE
 
 
@@ -99,7 +99,7 @@ def packed_panel(described, row0, rows, cols, g0, groups, panel):
             i += 1
 
 
-invoke_7 = caller(7)
+invoke_5, invoke_7 = caller(5), caller(7)
 
 
 @kernel(UNPACK)
@@ -131,6 +131,12 @@ def packed_words(band, quad_bytes, number, units, out):
         i += 1
 
 
+@kernel("void(int64, int64, int64, int64, int64)")
+def packed_row(band, quad_bytes, number, units, out):
+    """`packed_words`, for those that call it by its address."""
+    packed_words(band, quad_bytes, number, units, at(out))
+
+
 @njit(**INLINE)
 def row_of_bands(described, number, cols, words):
     """Row `number` of a run of bands in its source's form: where it is stored, or unpacked to `words`."""
@@ -138,7 +144,8 @@ def row_of_bands(described, number, cols, words):
     line = argument(described, 2)
     if argument(described, 5) == 0:
         return at(band + HEADER + number % BAND_ROWS * line)
-    packed_words(band, line, number % BAND_ROWS, (cols + UNIT - 1) // UNIT, words)
+    units = (cols + UNIT - 1) // UNIT
+    invoke_5(argument(described, 4), band, line, number % BAND_ROWS, units, address_of(words))
     return words
 
 

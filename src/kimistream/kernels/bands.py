@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from . import band_bytes, panels
 from .band_bytes import BAND_ROWS, QUAD, UNIT, UNIT_BYTES
-from .band_panels import decode_piece, packed_panel, plain_panel
+from .band_panels import decode_piece, packed_panel, packed_row, plain_panel
 from .band_rows import DECODED_BYTES, MOST_VECTORS, few_piece, packed_direct
 from .band_sums import HEADER, check_piece
 from .decode import DECODERS
@@ -131,10 +131,10 @@ def check_bands(form: BandForm, band_addr: int, bands: int, place: int | None = 
 
 
 def described(form: BandForm, band_addr: int) -> npt.NDArray[np.int64]:
-    """A run of bands for `band_panels`: address, bytes of a band, of a line, of a group; unpacker, whether packed."""
+    """A run of bands for `band_panels`: address, bytes of a band, a line, a group; kernel that unpacks, if packed."""
     if form.fmt == WeightFormat.BF12:
         quad_bytes = -(-form.cols // UNIT) * UNIT_BYTES
-        return np.array([band_addr, form.nbytes, quad_bytes, 64, 0, 1], np.int64)
+        return np.array([band_addr, form.nbytes, quad_bytes, 64, packed_row.address, 1], np.int64)
     group_bytes, unpack = DECODERS[form.fmt].group_bytes, panels.PANEL[form.fmt].address
     return np.array(
         [band_addr, form.nbytes, row_bytes(form.fmt, form.cols), group_bytes, unpack, 0], np.int64
