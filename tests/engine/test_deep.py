@@ -16,12 +16,13 @@ from verify_fixtures import SHARD, copy_tiny, deep_findings, flip, overwrite, pl
 
 from kimistream.checkpoint.digest import MARK_BYTES, MarkedSha256, digest_file
 from kimistream.checkpoint.header import read_header
-from kimistream.checkpoint.scan import ShardScan
+from kimistream.checkpoint.scan import PAGE, ZERO_PAGE, ShardScan, glance
 from kimistream.cli.app import run_app
 from kimistream.engine import deep as deep_module
 from kimistream.engine.deep import DeepCheck, judge
 from kimistream.engine.verify import inspect
 from kimistream.errors import Interrupted
+from kimistream.kernels.finite import glance as compiled_glance
 
 DENSE = "language_model.model.layers.4.self_attn.q_proj.weight"
 VECTOR = "language_model.model.layers.4.self_attn.dt_bias"
@@ -186,7 +187,7 @@ def test_any_cut_into_pieces_and_any_offset_gives_the_same_findings(data):
     tensors, bad = [], []
     for _ in range(data.draw(st.integers(1, 5))):
         dtype = data.draw(st.sampled_from(["BF16", "F32", "U8"]))
-        count = data.draw(st.integers(1, 9000))
+        count = data.draw(st.integers(1, 30000))
         width = {"BF16": 2, "F32": 4, "U8": 1}[dtype]
         values = rnd.integers(1, 100, count * width, dtype=np.uint8)
         wrong = None
@@ -199,7 +200,8 @@ def test_any_cut_into_pieces_and_any_offset_gives_the_same_findings(data):
         path = Path(folder) / "x.safetensors"
         shard_of(path, tensors, data.draw(st.integers(0, 9)))
         header = read_header(path)
-        scan, content = ShardScan(header), np.fromfile(path, np.uint8)
+        look = data.draw(st.sampled_from([glance, compiled_glance]))
+        scan, content = ShardScan(header, look), np.fromfile(path, np.uint8)
         step = 4096 * data.draw(st.integers(1, 4))
         for at in range(0, len(content), step):
             scan.feed(at, content[at : at + step])
@@ -208,6 +210,50 @@ def test_any_cut_into_pieces_and_any_offset_gives_the_same_findings(data):
     for i, wrong in enumerate(bad):
         if wrong is not None:
             assert f"index {wrong:,}" in found[f"t{i}.weight_scale"]
+
+
+@pytest.mark.parametrize("width", [2, 4])
+def test_a_glance_sees_the_largest_number_wherever_it_stands(width):
+    rnd = np.random.default_rng(width)
+    piece = rnd.integers(0, 120, 3 * PAGE, dtype=np.uint8)
+    infinity = {2: 0x7F80, 4: 0x7F800000}[width]
+    for look in (glance, compiled_glance):
+        assert look(piece, width) < infinity
+        assert look(piece, 0) == 0
+    numbers = piece.view(f"u{width}")
+    for spot in [*range(130), len(numbers) // 2, len(numbers) - 1]:
+        for value in (infinity, infinity + (1 << (8 * width - 1)), infinity + 5):
+            before, numbers[spot] = numbers[spot].copy(), value
+            assert glance(piece, width) == compiled_glance(piece, width) == value & ~(1 << (8 * width - 1))
+            numbers[spot] = before
+
+
+@pytest.mark.parametrize("look", [glance, compiled_glance])
+def test_a_glance_sees_a_page_that_begins_with_zeros(look):
+    piece = np.full(4 * PAGE, 1, np.uint8)
+    for page in range(4):
+        piece[page * PAGE : page * PAGE + 7] = 0
+        assert look(piece, 0) == 0
+        piece[page * PAGE + 7] = 0
+        assert look(piece, 0) == ZERO_PAGE
+        assert look(piece, 2) == ZERO_PAGE + 0x0101
+        piece[:] = 1
+
+
+@pytest.mark.parametrize("look", [glance, compiled_glance])
+@pytest.mark.parametrize("dtype", ["BF16", "F32", "U8"])
+def test_a_lost_page_in_the_middle_is_seen_though_pieces_are_only_glanced_at(tmp_path, look, dtype):
+    path = tmp_path / "x.safetensors"
+    values = np.full(40 * PAGE, 60, np.uint8)
+    shard_of(path, [(dtype, values.tobytes())], 0)
+    header, content = read_header(path), np.fromfile(path, np.uint8)
+    content[17 * PAGE : 18 * PAGE] = 0
+    scan = ShardScan(header, look)
+    for at in range(0, len(content), 2 * PAGE):
+        scan.feed(at, content[at : at + 2 * PAGE])
+    (trouble,) = scan.troubles
+    assert not trouble.sure
+    assert f"4,096 bytes of zeros, the first at byte {17 * PAGE:,}" in trouble.what
 
 
 @given(st.lists(st.integers(0, 300), max_size=6), st.lists(st.integers(1, 90), max_size=8))

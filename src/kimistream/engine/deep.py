@@ -24,16 +24,17 @@ from kimistream.engine.deep_state import DeepState, ReadFile
 from kimistream.engine.findings import Finding
 from kimistream.engine.verify import Inspected
 from kimistream.errors import Interrupted, KimistreamError
+from kimistream.kernels.finite import glance
 from kimistream.stream.arena import Arena
 from kimistream.stream.files import Pread
 from kimistream.stream.reader import Reader
 from kimistream.stream.requests import KIND_TAPE, TAPE, Ticket
 
-PIECE = 4 << 20
+PIECE = 8 << 20
 """Bytes of one read: large, because a core that handles reads does not hash."""
-STEP = 1 << 20
-"""Bytes hashed at a time: they are still in the core's cache for the scan behind it."""
-AHEAD = 4
+STEP = 256 << 10
+"""Bytes hashed at a time: they are still in the core's own cache for the scan behind it."""
+AHEAD = 3
 """Pieces of one file that are read or waiting."""
 READS = 6
 """Reads at once on one drive."""
@@ -172,7 +173,7 @@ class DeepCheck:
             return ReadFile(0, 0, error=f"cannot be read: {error.strerror}")
         size = status.st_size
         header = self._inspected.header(name)
-        scan = ShardScan(header) if header is not None else None
+        scan = ShardScan(header, glance) if header is not None else None
         hashed = MarkedSha256(marks_of(header) if header is not None else ())
         self.progress.begin(name, size, 0, "reading")
         tickets: deque[Ticket] = deque()
