@@ -6,15 +6,13 @@ Does not know: what happens in between (chat_loop).
 
 from __future__ import annotations
 
-import time
-from contextlib import ExitStack
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from kimistream.cli.options import Also, FilePath, Whole, also_paths, at_least, checkpoint_path
-from kimistream.cli.sampling import Sampling, describe
-from kimistream.cli.talk import Room, TalkOptions, open_talk
+from kimistream.cli.sampling import Sampling
+from kimistream.cli.talk import Room, TalkOptions
 
 
 def chat(
@@ -68,7 +66,6 @@ def chat(
     at_least("--threads", threads, 1)
     at_least("--chunk", chunk, 1)
     path = checkpoint_path(checkpoint)
-    started = time.perf_counter()
     room = Room(memory, context, threads, chunk, pack, tuple(also_paths(also)))
 
     sampling.options()  # refuses bad values before the engine is loaded
@@ -76,26 +73,10 @@ def chat(
     # all code is loaded before memory is planned: what it takes is counted
     from kimistream.cli.chat_loop import ChatLoop
     from kimistream.cli.line_input import open_input
-    from kimistream.cli.opening import Opening
+    from kimistream.cli.opening import opened_talk
 
     lines = open_input()
-    with ExitStack() as stack:
-        with Opening(quiet=quiet) as opening:
-            opened = open_talk(
-                path,
-                talk,
-                sampling,
-                room,
-                session=session,
-                more=None,
-                max_tokens=max_tokens,
-                stack=stack,
-                note=opening.note,
-                status=opening.status,
-            )
-            opening.note(
-                f"{describe(opened.sampling)}; thinking {opened.conversation.think}; "
-                f"{opened.model.context} positions; ready after {time.perf_counter() - started:.1f} s; "
-                f"/help for help"
-            )
+    with opened_talk(
+        path, talk, sampling, room, session=session, more=None, max_tokens=max_tokens, quiet=quiet
+    ) as (opened, _):
         ChatLoop(opened, lines, quiet=quiet, max_tokens=max_tokens, save=True).run()

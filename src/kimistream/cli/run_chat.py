@@ -7,15 +7,14 @@ Does not know: how a conversation is set up (talk), or how an answer looks (chat
 from __future__ import annotations
 
 import json as jsonlib
-import time
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 
 from kimistream.budget import format_size
 from kimistream.cli.chat_view import AnswerView, ending
-from kimistream.cli.opening import Opening
-from kimistream.cli.sampling import Sampling, describe
-from kimistream.cli.talk import Room, TalkOptions, open_talk
+from kimistream.cli.opening import opened_talk
+from kimistream.cli.sampling import Sampling
+from kimistream.cli.talk import Room, TalkOptions
 
 
 def run_chat(
@@ -31,25 +30,9 @@ def run_chat(
     json: bool,
 ) -> None:
     """Say `text`, show the answer, and save the session if one is named."""
-    started = time.perf_counter()
-    with ExitStack() as stack:
-        with Opening(quiet=quiet) as opening:
-            opened = open_talk(
-                path,
-                talk,
-                sampling,
-                room,
-                session=session,
-                more=text,
-                max_tokens=max_tokens,
-                stack=stack,
-                note=opening.note,
-                status=opening.status,
-            )
-            opening.note(
-                f"{describe(opened.sampling)}; thinking {opened.conversation.think}; "
-                f"ready after {time.perf_counter() - started:.1f} s"
-            )
+    with opened_talk(
+        path, talk, sampling, room, session=session, more=text, max_tokens=max_tokens, quiet=quiet
+    ) as (opened, opening):
         conversation = opened.conversation
         conversation.say(text)
         view = AnswerView(opened.model, quiet=quiet, content=not json)

@@ -13,15 +13,14 @@ import re
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
 
 from rich.cells import cell_len
 
-_TICK = 0.25
-_LOG_EVERY = 10.0
+from kimistream.cli.ticker import Ticker
+
 _CLEAR = "\r\x1b[2K"
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _DIM, _PLAIN = "\x1b[2m", "\x1b[22m"
@@ -45,35 +44,28 @@ class StatusLine:
         self._live = self._stream.isatty()
         self._quiet = quiet
         self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._ticker = Ticker("status line", self._redraw, self._log, terminal=self._live)
         self._column = 0
 
     def __enter__(self) -> StatusLine:
         if not self._quiet:
-            self._thread = threading.Thread(target=self._run, name="status line", daemon=True)
-            self._thread.start()
+            self._ticker.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._ticker.stop()
         with self._lock:
             self._erase()
 
-    def _run(self) -> None:
-        last = time.monotonic()
-        while not self._stop.wait(_TICK):
-            if self._live:
-                with self._lock:
-                    self._draw()
-            elif time.monotonic() - last >= _LOG_EVERY:
-                last = time.monotonic()
-                if text := self._text():
-                    print(text, file=self._stream, flush=True)
+    def _redraw(self) -> None:
+        with self._lock:
+            self._draw()
+
+    def _log(self) -> None:
+        if text := self._text():
+            print(text, file=self._stream, flush=True)
 
     def _draw(self) -> None:
         text = self._text()

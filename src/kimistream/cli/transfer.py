@@ -7,8 +7,6 @@ Does not know: what the work is; it looks at a `Progress`.
 from __future__ import annotations
 
 import sys
-import threading
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
@@ -19,9 +17,8 @@ from rich.text import Text
 
 from kimistream.budget import format_size
 from kimistream.checkpoint.progress import FileProgress, Snapshot
+from kimistream.cli.ticker import Ticker
 
-_TICK = 0.25
-_LOG_EVERY = 10.0
 _MOST_FILES = 12
 
 
@@ -35,8 +32,7 @@ class TransferDisplay:
         self._stream = stream if stream is not None else sys.stderr
         self._console = Console(file=self._stream, highlight=False)
         self._live: Live | None = None
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._ticker = Ticker("transfer display", self._draw, self._log, terminal=self._stream.isatty())
 
     def __enter__(self) -> TransferDisplay:
         if self._quiet:
@@ -44,16 +40,13 @@ class TransferDisplay:
         if self._stream.isatty():
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()
-        self._thread = threading.Thread(target=self._run, name="transfer display", daemon=True)
-        self._thread.start()
+        self._ticker.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._ticker.stop()
         if self._live is not None:
             self._live.stop()
 
@@ -62,16 +55,13 @@ class TransferDisplay:
         if not self._quiet:
             self._console.print(Text(f"kimistream: {text}"), soft_wrap=True)
 
-    def _run(self) -> None:
-        last = time.monotonic()
-        while not self._stop.wait(_TICK):
-            if self._live is not None:
-                self._live.update(
-                    Text(self._lines(self._look()), no_wrap=True, overflow="ellipsis"), refresh=True
-                )
-            elif time.monotonic() - last >= _LOG_EVERY:
-                last = time.monotonic()
-                self._console.print(Text(total_line(self._verb, self._look())), soft_wrap=True)
+    def _draw(self) -> None:
+        if self._live is not None:
+            lines = Text(self._lines(self._look()), no_wrap=True, overflow="ellipsis")
+            self._live.update(lines, refresh=True)
+
+    def _log(self) -> None:
+        self._console.print(Text(total_line(self._verb, self._look())), soft_wrap=True)
 
     def _lines(self, seen: Snapshot) -> str:
         lines = [file_line(file) for file in seen.active[:_MOST_FILES]]

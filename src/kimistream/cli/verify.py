@@ -59,7 +59,7 @@ def verify(
     memory
         The budget of --golden, as 8GB. By default what is free, minus a reserve.
     workers
-        Files read at once by --deep; by default one more than the cores.
+        Files read at once by --deep; by default two more than the cores.
     also
         A further directory, of another drive perhaps, that holds shards of the checkpoint; may be given again.
     json

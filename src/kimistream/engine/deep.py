@@ -34,11 +34,11 @@ PIECE = 8 << 20
 """Bytes of one read: large, because a core that handles reads does not hash."""
 STEP = 256 << 10
 """Bytes hashed at a time: they are still in the core's own cache for the scan behind it."""
-AHEAD = 3
+AHEAD = 4
 """Pieces of one file that are read or waiting."""
-READS = 6
+READS = 8
 """Reads at once on one drive."""
-MOST_WORKERS = 24
+MOST_WORKERS = 16
 """Files at a time; so many cores hash more than any disk gives."""
 
 
@@ -62,12 +62,12 @@ class DeepCheck:
         pread: Pread | None = None,
         note: Callable[[str], None] | None = None,
     ) -> None:
-        """workers: files at a time, by default one more than the cores. pread: for tests (stream.files)."""
+        """workers: files at a time, by default two more than the cores. pread: for tests (stream.files)."""
         self._pread = pread
         self._inspected = inspected
         self._direct = direct
         self._note = note or (lambda _: None)
-        self._workers = max(1, workers if workers is not None else min(cores() + 1, MOST_WORKERS))
+        self._workers = max(1, workers if workers is not None else min(cores() + 2, MOST_WORKERS))
         self._stop = threading.Event()
         self._stopped = False
         self._lock = threading.Lock()
