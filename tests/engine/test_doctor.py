@@ -122,6 +122,29 @@ def test_more_memory_never_reads_more_and_experts_cost_their_own_rate():
     assert all(each.seconds == 0 for each in predict(table, request, budgets, None, GB, GB))
 
 
+def test_where_the_tape_is_resident_a_token_computes_and_waits_for_its_experts():
+    table, request = paper_checkpoint(), Request(4096, None, None)
+    memory_rate, rates = 30.0 * GB, DriveRates(2 * GB, 2 * GB, True, 1 << 20, 8, "nothing")
+    (found,) = predict(table, request, [160 * GB], rates, memory_rate, 256 * GB)
+    assert found.kept_share == 1
+    reading = found.disk_bytes / (0.95 * rates.scattered)
+    used = 108.8 * GB + 2.35 * GB + 92 * 16 * 17.55e6 + 0.93 * GB  # layers, head, experts, states twice
+    computing = used / (0.75 * memory_rate)
+    # a layer's experts cannot be asked for before its router spoke: more than either alone, less than both
+    assert found.seconds > 1.1 * max(reading, computing)
+    beside = 92 * 2 * (3 * 2 * 3072 + 3584) * 7168 / (0.75 * memory_rate)
+    layer = (computing - beside) / 93
+    guessed = 92 * 0.7 * min(layer, 8 * 17.55e6 / (0.95 * rates.scattered))
+    assert found.seconds == pytest.approx(computing + reading - beside - guessed, rel=0.05)
+
+
+def test_with_everything_resident_a_token_only_computes():
+    table, request = paper_checkpoint(), Request(4096, None, None)
+    (found,) = predict(table, request, [2000 * GB], RATES, 30.0 * GB, 2000 * GB)
+    assert found.disk_bytes == 0
+    assert found.seconds == pytest.approx((108.8 + 2.35 + 92 * 16 * 17.55e-3 + 0.93) / (0.75 * 30), rel=0.05)
+
+
 def test_with_a_pack_less_is_read_and_more_is_kept():
     table, request = paper_checkpoint(), Request(4096, None, None)
     pack = paper_pack(table)

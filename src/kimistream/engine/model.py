@@ -147,15 +147,21 @@ class Model:
                 stack.callback(experts.close)
             touched = tape.touch(pinned=True) + (experts.touch() if experts is not None else 0.0)
             fmt = runs[min(runs)].format if runs else WeightFormat.BF16
+            vectors, workspace = (
+                Vectors(checkpoint.config, pack or checkpoint),
+                Workspace(checkpoint.config, plan.rows),
+            )
+            stack.callback(workspace.close)  # a closed model that is still held holds nothing large
+            stack.callback(vectors.close)
             forward = Forward(
                 checkpoint,
                 sized.score,
-                Vectors(checkpoint.config, pack or checkpoint),
+                vectors,
                 WeightFormat(fmt),
                 Embedding(checkpoint, reader),
                 tape,
                 experts,
-                Workspace(checkpoint.config, plan.rows),
+                workspace,
             )
             model = cls(
                 checkpoint,

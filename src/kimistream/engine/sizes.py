@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kimistream.budget import current_rss
+from kimistream.budget import current_rss, release_freed
 from kimistream.checkpoint.pack import Pack
 from kimistream.checkpoint.table import Checkpoint
 from kimistream.engine.session import snapshot_bytes
@@ -91,8 +91,10 @@ class Sized:
 def runtime_bytes() -> int:
     """What the interpreter, the libraries, the kernels and the open checkpoint hold, with a little air.
 
-    Rounded up coarsely, so that the least budget told by one run is accepted by the next.
+    Rounded up coarsely, so that the least budget told by one run is accepted by the next. What a model that was open
+    before has left behind is not counted: the C library gives it back first.
     """
+    release_freed()
     return -(-(current_rss() + _SLACK) // _STEP) * _STEP
 
 

@@ -80,6 +80,11 @@ class Vectors:
             )
         self.final = {r: _load(source, final_tensor(config, r), n) for r, n in final_vectors(config).items()}
 
+    def close(self) -> None:
+        """Give the memory back, whoever still holds this."""
+        self.layers.clear()
+        self.final.clear()
+
 
 def _load(source: Checkpoint | Pack, name: str, count: int) -> Floats:
     # the released A_log carries padding behind its heads (ARCHITECTURE section 2)

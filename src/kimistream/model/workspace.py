@@ -157,6 +157,10 @@ class Workspace:
             offset += -(-nbytes // _ALIGN) * _ALIGN
         return offset
 
+    def close(self) -> None:
+        """Give the memory back, whoever still holds this."""
+        self._memory, self._arrays, self._rows = np.zeros(0, np.uint8), {}, 0
+
     def __call__(self, phase: str, name: str) -> Floats:
         """The array `name` of a phase (stream, kda, mla, mlp, moe) for the current rows."""
         return self._arrays[phase, name]
