@@ -307,6 +307,17 @@ def test_what_is_left_of_a_pack_of_another_checkpoint_is_not_gone_on_with(tmp_pa
 # ---- refused before it begins
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_a_kill_left_of_writing_the_journal_goes_with_it_and_nothing_else(tmp_path, whole):
+    out = tmp_path / "a.pack"
+    if whole:
+        make(out)
+    (tmp_path / "a.pack.journal.4711.new").write_bytes(b"half a jour")
+    (tmp_path / "a.pack.journal.mine.new").write_bytes(b"of the user")
+    make(out)
+    assert names(tmp_path) == ["a.pack", "a.pack.journal.mine.new"]
+
+
 def test_too_little_room_is_refused_first_with_both_figures(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(packing.shutil, "disk_usage", lambda _: usage._replace(free=5_000_000))

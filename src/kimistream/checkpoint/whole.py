@@ -36,6 +36,20 @@ def write_whole(path: Path, data: bytes) -> None:
         ) from None
 
 
+def unfinished(path: Path) -> list[Path]:
+    """What `write_whole` was writing beside `path` when it was killed; nobody else may be writing it now."""
+    start, end = f"{path.name}.", ".new"
+    with contextlib.suppress(OSError):
+        return [
+            beside
+            for beside in path.parent.iterdir()
+            if beside.name.startswith(start)
+            and beside.name.endswith(end)
+            and beside.name[len(start) : -len(end)].isdigit()
+        ]
+    return []
+
+
 def sync_directory(path: Path) -> None:
     """Make a rename in this directory last; where the system cannot, it lasts soon anyway."""
     with contextlib.suppress(OSError):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from kimistream.checkpoint.whole import write_whole
+from kimistream.checkpoint.whole import unfinished, write_whole
 from kimistream.stream.writer import failed
 
 JOURNAL = ".journal"
@@ -89,9 +89,10 @@ class Journal:
             raise failed(self.path, error) from None
 
     def remove(self) -> None:
-        """The pack is whole."""
+        """The pack is whole: the journal goes, and what kills left of writing it."""
         with contextlib.suppress(OSError):
-            self.path.unlink()
+            for path in (self.path, *unfinished(self.path)):
+                path.unlink(missing_ok=True)
 
 
 def _line(body: bytes) -> bytes:

@@ -156,9 +156,9 @@ class Packing:
                 "Delete it, or name another file.",
             ) from None
         nbytes = Cut(self.checkpoint).nbytes
-        for path in (self.partial, self.out.with_name(self.out.name + JOURNAL)):
-            with contextlib.suppress(OSError):  # a run that was killed in its very last step
-                path.unlink()
+        with contextlib.suppress(OSError):  # a run that was killed in its very last step
+            self.partial.unlink()
+        Journal(self.out.with_name(self.out.name + JOURNAL)).remove()
         return Packed(self.out, nbytes, pack.size, nbytes, 0, time.perf_counter() - started)
 
     def _look_at_target(self) -> None:
