@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -12,6 +13,9 @@ import pytest
 
 from kimistream.checkpoint.released import Sizes
 from kimistream.checkpoint.synth import synth
+
+# Started in the background, a suite inherits an ignored SIGINT, and with it every command that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TALKING = Sizes(
     layers=3,
