@@ -25,7 +25,7 @@ from .simd import FEAT, I32, I64, LANES, VF, N, P, at, call, ld_i32, load, op, r
 
 ZERO = ir.Constant(VF, [0.0] * LANES)
 AHEAD = 16384
-"""Bytes between what is computed and what is asked for: further than a page, so that no page's start is met cold."""
+"""For rows that are neighbours: bytes between what is computed and what is asked for: further than a page, so that no page's start is met cold."""
 
 
 def closed(b: Any, even: Any, odd: Any) -> Any:
@@ -51,7 +51,12 @@ def dots(decoder: Decoder, at_once: int, vectors: int, unroll: int = 1) -> Any:
 
     Arguments: w, s (the first row's bytes and scales), rows, cols, `vectors` pointers to split vectors, `vectors`
     pointers to results. `at_once` rows share the loads of the vectors, and hide the latency of an FMA.
+
+    Without scales the rows at once lie as far apart as they can: each of `at_once` runs of rows is read from end to
+    end, which is what the prefetchers of CPUs follow best. With scales they are neighbours, asked for beforehand.
+    Each is the faster one for its kind of rows (docs/LEARNED.md).
     """
+    apart = not decoder.scale_bytes
 
     @op(types.void, P, P, N, N, *[P] * (2 * vectors))
     def compute(b, w, s, rows, cols, *pointers):
@@ -62,10 +67,11 @@ def dots(decoder: Decoder, at_once: int, vectors: int, unroll: int = 1) -> Any:
         s_row = b.mul(groups, I64(decoder.scale_bytes))
         slots = [cgutils.alloca_once_value(b, ZERO) for _ in range(at_once * vectors * 2)]
 
-        def block(r0, count):
-            w0 = offset(b, w, b.mul(w_row, r0))
-            ws = [offset(b, w0, b.mul(w_row, I64(r))) for r in range(count)]
-            ss = [offset(b, s, b.mul(s_row, b.add(r0, I64(r)))) for r in range(count)]
+        def block(r0, stride, count):
+            """Rows r0, r0 + stride, r0 + 2 stride ..."""
+            numbers = [b.add(r0, b.mul(stride, I64(r))) for r in range(count)]
+            ws = [offset(b, w, b.mul(w_row, number)) for number in numbers]
+            ss = [offset(b, s, b.mul(s_row, number)) for number in numbers]
 
             def add(weights, g):
                 x_at = b.mul(g, I64(4 * GROUP))
@@ -101,9 +107,10 @@ def dots(decoder: Decoder, at_once: int, vectors: int, unroll: int = 1) -> Any:
             whole = b.and_(groups, I64(-unroll)) if count > 1 else I64(0)
             if count > 1:
                 with cgutils.for_range_slice(b, I64(0), whole, I64(unroll), I64) as (g, _):
-                    # The rows lie one behind the other: what is asked for runs linearly ahead of the block.
-                    span = count * decoder.group_bytes
-                    ask_for(b, offset(b, w0, b.add(b.mul(g, I64(span)), I64(AHEAD))), span * unroll)
+                    if not apart:
+                        # What is asked for runs linearly ahead of the block.
+                        span = count * decoder.group_bytes
+                        ask_for(b, offset(b, ws[0], b.add(b.mul(g, I64(span)), I64(AHEAD))), span * unroll)
                     add_run(g)
             if count == 1 or unroll > 1:
                 with cgutils.for_range_slice(b, whole, groups, I64(1), I64) as (g, _):
@@ -119,20 +126,23 @@ def dots(decoder: Decoder, at_once: int, vectors: int, unroll: int = 1) -> Any:
                 for r in range(count):
                     at_slot = (t * at_once + r) * 2
                     value = closed(b, b.load(slots[at_slot]), b.load(slots[at_slot + 1]))
-                    store(b, value, ys[t], b.mul(b.add(r0, I64(r)), I64(4)))
+                    store(b, value, ys[t], b.mul(numbers[r], I64(4)))
 
-        blocks = b.sub(rows, b.srem(rows, I64(at_once)))
-        with cgutils.for_range_slice(b, I64(0), blocks, I64(at_once), I64) as (r0, _):
-            block(r0, at_once)
-        with cgutils.for_range_slice(b, blocks, rows, I64(1), I64) as (r0, _):
-            block(r0, 1)
+        blocks = b.sdiv(rows, I64(at_once))
+        stride, first = (blocks, I64(1)) if apart else (I64(1), I64(at_once))
+        with cgutils.for_range(b, blocks, intp=I64) as loop:
+            block(b.mul(loop.index, first), stride, at_once)
+        with cgutils.for_range_slice(b, b.mul(blocks, I64(at_once)), rows, I64(1), I64) as (r0, _):
+            block(r0, I64(1), 1)
 
     return compute
 
 
 WIDE = "avx512f" in FEAT
 ROWS = 4 if WIDE else 2
-"""Rows at once with one vector, as many as their sums have registers."""
+"""Rows at once with one or two vectors, as many as their sums have registers."""
+ROWS_APART = 6 if WIDE else 3 if "avx2" in FEAT else 2
+"""The same with one vector where the rows lie apart: more runs are read at a time."""
 
 
 def near(fmt: WeightFormat, vectors: int) -> Any:
@@ -144,8 +154,8 @@ def near(fmt: WeightFormat, vectors: int) -> Any:
             return None
 
         return nothing
-    at_once = min(ROWS, 3) if vectors > 2 else ROWS
     decoder = DECODERS[fmt]
+    at_once = min(ROWS, 3) if vectors > 2 else ROWS if vectors > 1 or decoder.scale_bytes else ROWS_APART
     unroll = 1 if fmt != WeightFormat.MXFP4 else RUN if decoder.run else 2
     return dots(decoder, at_once, vectors, unroll)
 
