@@ -25,7 +25,8 @@ from .simd import FEAT, I32, I64, LANES, VF, N, P, at, call, ld_i32, load, op, r
 
 ZERO = ir.Constant(VF, [0.0] * LANES)
 AHEAD = 16384
-"""For rows that are neighbours: bytes between what is computed and what is asked for: further than a page, so that no page's start is met cold."""
+"""With neighbouring rows: bytes between what is computed and what is asked for, further than a page, so that no page's
+start is met cold."""
 
 
 def closed(b: Any, even: Any, odd: Any) -> Any:
