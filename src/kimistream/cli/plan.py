@@ -75,9 +75,9 @@ def plan(
 
     opened = Checkpoint.open(path, also_paths(also))
     packed = open_pack(pack, opened)
-    prepare_kernels()
-    request = Request(context, chunk, prompt_tokens, snapshots=snapshots)
     budget, source = resolve_budget(memory)
+    prepare_kernels(budget=budget)
+    request = Request(context, chunk, prompt_tokens, snapshots=snapshots)
     read, compute = (disk_rate(opened), memory_rate()) if measure else (0.0, 0.0)
     apart = other_drive_rate(opened, packed.path) if measure and packed is not None else 0.0
 

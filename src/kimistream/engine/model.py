@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kimistream.budget import Available, default_budget, parse_size
+from kimistream.budget import Available, current_rss, default_budget, parse_size
 from kimistream.checkpoint.pack import Pack
 from kimistream.checkpoint.table import Checkpoint
 from kimistream.engine.answer import Finished
@@ -115,7 +115,7 @@ class Model:
             checkpoint = Checkpoint.open(checkpoint, also=also)
         opened = open_pack(pack, checkpoint)
         budget, source = resolve_budget(memory)
-        prepare_kernels(threads, note, status)
+        prepare_kernels(threads, note, status, budget)
         tokenizer = _tokenizer(checkpoint, text)
         request = Request(context, chunk, prompt, all_logits, sequences, snapshots)
         sized = size_up(checkpoint, request, budget, tuning or Tuning(), opened)
@@ -328,18 +328,32 @@ def _tokenizer(checkpoint: Checkpoint, text: Tokenizer | bool) -> Tokenizer | No
     return try_tokenizer(checkpoint.directory, checkpoint.config)[0] if text else None
 
 
-def prepare_kernels(threads: int | None = None, note: Note | None = None, status: Note | None = None) -> None:
-    """Compile or load all kernels, saying so when it takes long."""
+def prepare_kernels(
+    threads: int | None = None,
+    note: Note | None = None,
+    status: Note | None = None,
+    budget: int | None = None,
+) -> None:
+    """Compile or load all kernels, saying so when it takes long.
+
+    They are compiled by other processes, as many at a time as there are compute threads and as fit into `budget`
+    (bytes) beside this one; at least one.
+    """
     import kimistream.kernels.all  # noqa: F401  (declares every kernel)
-    from kimistream.kernels import runtime
+    from kimistream.kernels import compiling, runtime
 
     if threads is not None:
         runtime.set_threads(threads)
-    if note is not None and not runtime.is_cached():
-        note("compiling the kernels for this CPU, once (about a minute)")
 
     def progress(done: int, total: int) -> None:
         if status is not None:
             status(f"compiling kernels {done}/{total}" if done < total else "")
 
+    if not runtime.is_cached():
+        if note is not None:
+            note("compiling the kernels for this CPU, once (about half a minute)")
+        room = runtime.threads()
+        if budget is not None:
+            room = min(room, (budget - current_rss()) // compiling.PROCESS_BYTES)
+        compiling.compile_apart(max(1, room), progress)
     runtime.compile_all(progress)

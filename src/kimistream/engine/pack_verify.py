@@ -93,7 +93,7 @@ class PackVerify:
         BudgetError, Interrupted.
         """
         started = time.perf_counter()
-        prepare_kernels(self._threads, self._note, self._status)
+        prepare_kernels(self._threads, self._note, self._status, resolve_budget(self._memory)[0])
         score = tape_score(self.checkpoint, self.pack)
         jobs = self._jobs(score)
         names = vector_names(self.checkpoint.config)

@@ -107,7 +107,7 @@ class Packing:
         if self.out.exists():
             return self._there(started)
         self._look_at_target()
-        prepare_kernels(self._threads, self._note, self._status)
+        prepare_kernels(self._threads, self._note, self._status, resolve_budget(self._memory)[0])
         cut = Cut(self.checkpoint)
         depths, slot_in, slot_out = self._depths(cut)
         with ExitStack() as stack:

@@ -79,6 +79,11 @@ def choose() -> Path:
     return Path(tempfile.mkdtemp(prefix="kimistream-"))
 
 
+def is_shared() -> bool:
+    """Whether other processes of this user, on this CPU, find the same folder."""
+    return FOLDER.name == f"kernels-{cache_key()}"
+
+
 FOLDER = choose()
 # Numba asks for this when a function is declared: every kernel's module imports `simd`, which imports this.
 config.CACHE_DIR = str(FOLDER)

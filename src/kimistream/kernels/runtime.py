@@ -95,6 +95,11 @@ def declare(dispatcher: Any, *signatures: Any) -> Any:
     return dispatcher
 
 
+def declared() -> list[Kernel | _Compiled]:
+    """Every kernel declared so far, in the order of declaration."""
+    return list(_declared)
+
+
 def compile_all(progress: Callable[[int, int], None] | None = None) -> int:
     """Compile every declared kernel (or load it), calling `progress(done, total)`; returns the total.
 
