@@ -9,7 +9,6 @@ bands for the check) per second and core. Exit code 1 when a target is missed.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from kimistream.kernels.bands import (
 )
 from kimistream.kernels.formats import WeightFormat
 from kimistream.kernels.matrix import matmul, padded
-from limits import PIECE, fma_rate, read_seconds
+from limits import PIECE, fma_rate, kernel_options, read_seconds
 
 ROWS, COLS, COPIES = 12288, 7168, 9
 TARGETS = {1: 1.20, 2: 1.20, 16: 0.90, 128: 0.90}
@@ -141,15 +140,7 @@ def making(both: Both) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--quick", action="store_true", help="only what has a target")
-    options = parser.parse_args()
-    if options.threads is not None:
-        runtime.set_threads(options.threads)
+    options = kernel_options(__doc__)
     both = Both()
     bits = both.one * 8 / (ROWS * COLS)
     print(

@@ -8,7 +8,6 @@ rotate over more than 1 GB, so no cache holds them. Exit code 1 when a target is
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from kimistream.kernels import runtime
 from kimistream.kernels.experts import grouped_experts, scratch_bytes
 from kimistream.kernels.formats import Activation, WeightFormat
 from kimistream.kernels.matrix import matmul, padded, row_bytes, scale_row_bytes
-from limits import PIECE, fma_rate, read_seconds
+from limits import PIECE, fma_rate, kernel_options, read_seconds
 
 Bytes = npt.NDArray[np.uint8]
 TOTAL = 1_200_000_000
@@ -144,15 +143,7 @@ def report(name: str, made: list[tuple[float, float]], unit: str, target: float 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--quick", action="store_true", help="only what has a target")
-    options = parser.parse_args()
-    if options.threads is not None:
-        runtime.set_threads(options.threads)
+    options = kernel_options(__doc__)
     threads, met = runtime.threads(), True
     print(f"{threads} threads, medians of {options.pairs} pairs")
     for name, fmt, rows, cols in SHAPES:

@@ -7,6 +7,7 @@ Knows: two loops that do nothing else. The other benchmarks run them beside thei
 
 from __future__ import annotations
 
+import argparse
 import time
 
 import numpy as np
@@ -22,6 +23,20 @@ PIECE = 1 << 20
 SUMS = 12
 ROUNDS = 20_000
 WIDTH = 16 if "avx512f" in FEAT else 8 if "avx2" in FEAT else 4
+
+
+def kernel_options(description: str | None) -> argparse.Namespace:
+    """What is said on the command line of a benchmark of kernels; threads are set."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--quick", action="store_true", help="only what has a target")
+    options = parser.parse_args()
+    if options.threads is not None:
+        runtime.set_threads(options.threads)
+    return options
 
 
 @op(numba_types.void, P, N, P)

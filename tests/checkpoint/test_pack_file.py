@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from damage import flip
 from kimistream.checkpoint import pack_format
 from kimistream.checkpoint.header import read_header
 from kimistream.checkpoint.pack import Pack
@@ -37,14 +38,6 @@ def copy(tiny_pack, tmp_path) -> Path:
 def other(tmp_path) -> Path:
     """A copy of the checkpoint to change."""
     return Path(shutil.copytree(TINY, tmp_path / "other"))
-
-
-def flip(path: Path, offset: int, bit: int = 1) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        old = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([old ^ bit]))
 
 
 def refusal(path: Path, checkpoint: Path = TINY) -> PackError:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verify_fixtures import SHARD, copy_tiny, deep_findings, flip, overwrite, place, with_manifest
+from verify_fixtures import SHARD, copy_tiny, deep_findings, place, with_manifest
 
+from damage import flip, overwrite
 from kimistream.checkpoint.digest import MARK_BYTES, MarkedSha256, digest_file
 from kimistream.checkpoint.header import read_header
 from kimistream.checkpoint.scan import PAGE, ZERO_PAGE, ShardScan, glance

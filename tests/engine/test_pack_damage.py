@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from damage import flip
 from kimistream.checkpoint.pack import Pack
 from kimistream.checkpoint.table import Checkpoint
 from kimistream.engine.model import Model
@@ -25,14 +26,6 @@ STREAMED = Tuning(block_bytes=65536, ring=2, pin=False)
 @pytest.fixture
 def copy(packed, tmp_path) -> Path:
     return Path(shutil.copy(packed(TINY), tmp_path / "copy.pack"))
-
-
-def flip(path: Path, offset: int, bit: int = 1) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        old = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([old ^ bit]))
 
 
 def opened(pack: Path, **options) -> Model:

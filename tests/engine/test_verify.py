@@ -6,8 +6,9 @@ import json
 import os
 
 import pytest
-from verify_fixtures import SHARD, copy_tiny, flip, place, with_manifest
+from verify_fixtures import SHARD, copy_tiny, place, with_manifest
 
+from damage import flip
 from kimistream.cli.app import run_app
 from kimistream.engine.verify import inspect
 from kimistream.errors import CheckpointError, ConfigError

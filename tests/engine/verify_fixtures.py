@@ -26,17 +26,6 @@ def place(directory: Path, shard: str, name: str) -> tuple[int, int]:
     raise LookupError(name)
 
 
-def overwrite(path: Path, offset: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(data)
-
-
-def flip(path: Path, offset: int, bit: int = 1) -> None:
-    data = path.read_bytes()
-    overwrite(path, offset, bytes([data[offset] ^ bit]))
-
-
 def deep_findings(directory: Path, **options: object) -> list[Finding]:
     inspected = inspect(directory)
     return judge(inspected, DeepCheck(inspected, **options).run())

@@ -95,16 +95,21 @@ def part(p, i, n):
     return ldf_part(p, i * 4, max(0, n - i))
 
 
-@kernel("void(int64, int64, int64)")
-def _inner_piece(a, item, worker):
-    """Rows of w1 and w3 of one task, the activation, and the split order for w2."""
+@njit(forceinline=True, **OPTIONS)
+def _task(a, item):
+    """What piece of work `item` is: task, its first vector and how many, first row and how many, its addresses."""
     task, piece = item // argument(a, PIECES), item % argument(a, PIECES)
     starts, at_once = at(argument(a, ROW_START)), argument(a, AT_ONCE)
     j0 = ld_i32(starts, task * 4) - ld_i32(starts, 0)
     vectors = ld_i32(starts, task * 4 + 4) - ld_i32(starts, task * 4)
     r0 = piece * at_once
-    n = min(at_once, argument(a, ROWS) - r0)
-    words = at(argument(a, ADDRESSES) + task * 48)
+    return task, j0, vectors, r0, min(at_once, argument(a, ROWS) - r0), at(argument(a, ADDRESSES) + task * 48)
+
+
+@kernel("void(int64, int64, int64)")
+def _inner_piece(a, item, worker):
+    """Rows of w1 and w3 of one task, the activation, and the split order for w2."""
+    task, j0, vectors, r0, n, words = _task(a, item)
     x, x_row, index = argument(a, X), argument(a, X_ROW), argument(a, ROW_INDEX) + j0 * 4
     row = argument(a, HIDDEN_ROW)
     gate, up = argument(a, HIDDEN) + j0 * row + r0 * 4, argument(a, UP) + j0 * row + r0 * 4
@@ -125,13 +130,7 @@ def _inner_piece(a, item, worker):
 @kernel("void(int64, int64, int64)")
 def _outer_piece(a, item, worker):
     """Rows of w2 of one task."""
-    task, piece = item // argument(a, PIECES), item % argument(a, PIECES)
-    starts, at_once = at(argument(a, ROW_START)), argument(a, AT_ONCE)
-    j0 = ld_i32(starts, task * 4) - ld_i32(starts, 0)
-    vectors = ld_i32(starts, task * 4 + 4) - ld_i32(starts, task * 4)
-    r0 = piece * at_once
-    n = min(at_once, argument(a, ROWS) - r0)
-    words = at(argument(a, ADDRESSES) + task * 48)
+    task, j0, vectors, r0, n, words = _task(a, item)
     row = argument(a, HIDDEN_ROW)
     hidden = argument(a, HIDDEN) + j0 * row
     out, out_row, index = argument(a, OUT) + r0 * 4, argument(a, OUT_ROW), argument(a, OUT_INDEX) + j0 * 4

@@ -207,18 +207,6 @@ def ld_u8(b, p, off):
 
 
 @op(I, P, N)
-def zx8(b, p, off):
-    """16 bytes, zero-extended to int32."""
-    return b.zext(load(b, p, off, VB), VI)
-
-
-@op(I, P, N)
-def sx8(b, p, off):
-    """16 bytes, sign-extended to int32."""
-    return b.sext(load(b, p, off, VB), VI)
-
-
-@op(I, P, N)
 def zx16(b, p, off):
     """16 half-words (32 bytes), zero-extended to int32."""
     return b.zext(load(b, p, off, VH), VI)
@@ -227,12 +215,6 @@ def zx16(b, p, off):
 @op(types.void, P, N, F)
 def stf(b, p, off, v):
     """Store 16 float32."""
-    store(b, v, p, off)
-
-
-@op(types.void, P, N, I)
-def sti(b, p, off, v):
-    """Store 16 int32."""
     store(b, v, p, off)
 
 
@@ -252,14 +234,6 @@ def st_i64(b, p, off, v):
 def st_u8(b, p, off, v):
     """Store one byte."""
     b.store(v, b.gep(p, [off], source_etype=I8), align=1)
-
-
-@op(types.void, P, N)
-def prefetch(b, p, off):
-    """Ask for the cache line at `p + off`; harmless at any address, mapped or not."""
-    q = b.gep(p, [off], source_etype=I8)
-    kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, I32, I32, I32])
-    b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0"), [q, I32(0), I32(3), I32(1)])
 
 
 # ------------------------------------------------------------------ lane by lane
@@ -293,36 +267,6 @@ def as_i(b, x):
     return b.bitcast(x, VI)
 
 
-@op(I, F)
-def round_i(b, v):
-    """The nearest integer (ties to even)."""
-    return b.fptosi(call(b, "llvm.rint.v16f32", VF, v), VI)
-
-
-@op(F, F)
-def vrint(b, v):
-    """The nearest integer (ties to even), as float32."""
-    return call(b, "llvm.rint.v16f32", VF, v)
-
-
-@op(F, I)
-def to_f(b, v):
-    """int32 to float32."""
-    return b.sitofp(v, VF)
-
-
-@op(F, F, F)
-def vmin(b, x, y):
-    """x where x < y, otherwise y (so y where either is NaN)."""
-    return b.select(b.fcmp_ordered("<", x, y), x, y)
-
-
-@op(F, F, F)
-def vmax(b, x, y):
-    """x where x > y, otherwise y (so y where either is NaN)."""
-    return b.select(b.fcmp_ordered(">", x, y), x, y)
-
-
 @op(I, I, I)
 def imax(b, x, y):
     """The larger of two signed int32."""
@@ -341,22 +285,10 @@ def vneg(b, v):
     return b.bitcast(b.xor(b.bitcast(v, VI), const(0x80000000)), VF)
 
 
-@op(F, F)
-def vsqrt(b, v):
-    """The square root, correctly rounded."""
-    return call(b, "llvm.sqrt.v16f32", VF, v)
-
-
 @op(F, F, F, F, F)
 def vsel_lt(b, x, y, yes, no):
     """`yes` where x < y, otherwise `no` (also where either is NaN)."""
     return b.select(b.fcmp_ordered("<", x, y), yes, no)
-
-
-@op(F, F)
-def nan_mask(b, v):
-    """All bits set where v is NaN, otherwise zero; to be combined through `as_i`."""
-    return b.bitcast(b.sext(b.fcmp_unordered("uno", v, v), VI), VF)
 
 
 # ------------------------------------------------------------------ across lanes
@@ -451,18 +383,6 @@ def looked_up_at(b: Any, p: Any, i: Any) -> Any:
     if FEAT & {"avx512f", "avx2", "neon"}:
         return _looked_up(b, load(b, p, None, VF), i)
     return _gathered(b, p, i)
-
-
-@op(F, F, I)
-def lut(b, t, i):
-    """t[i & 15], lane by lane."""
-    return _looked_up(b, t, i)
-
-
-@op(F, P, N, I)
-def lut_at(b, p, off, i):
-    """Like `lut`, the table being the 16 float32 at `p + off`."""
-    return looked_up_at(b, b.gep(p, [off], source_etype=I8), i)
 
 
 # ------------------------------------------------------------------ operators
