@@ -23,8 +23,8 @@ DISK_SHARE = 0.95
 """The share of a plain reader's rate that decode steps reach (docs/LEARNED.md)."""
 
 GUESSED_RIGHT = 0.7
-"""The share of the experts read ahead of the router that it then asks for: 0.67 to 0.7 with random weights, 0.86 to
-0.89 with trained ones (docs/LEARNED.md); the lower, so that nothing is promised that is not kept."""
+"""The share of the experts read ahead of the router that it then asks for: 0.67 to 0.7 with random weights, 0.75 to
+0.86 with trained ones (docs/LEARNED.md); the lower, so that nothing is promised that is not kept."""
 
 
 @dataclass(frozen=True, slots=True)
