@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 
 .PHONY: demo test lint bench clean
 demo: $(STAMP)
-	$(VENV)/bin/kimistream run demo --prompt "The capital of France is" --max-tokens 8 --memory 600MB
+	$(VENV)/bin/kimistream run demo --prompt "The capital of France is" --max-tokens 8 --memory 700MB
 
 test: $(STAMP)
 	$(PY) -m pytest
