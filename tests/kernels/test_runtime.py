@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kimistream.errors import UsageError
+from kimistream.errors import OutputError, UsageError
 from kimistream.kernels import cores, folder, runtime, simd
 from kimistream.kernels.formats import WeightFormat
 from kimistream.kernels.matrix import matmul
@@ -193,3 +194,83 @@ def test_the_quota_of_a_container_and_its_parents_counts(tmp_path, group, files,
 
 def test_there_is_at_least_one_thread():
     assert cores.default_threads() >= 1
+
+
+MORE = """
+import os, sys
+import numpy as np
+from kimistream.kernels import runtime
+from kimistream.kernels.formats import WeightFormat
+from kimistream.kernels.matrix import matmul
+weights = np.random.default_rng(0).standard_normal((900, 1024)).astype(np.float32)
+x, y = np.ones((1, 1024), np.float32), np.empty((1, 900), np.float32)
+count = int(sys.argv[1]) * (os.cpu_count() or 1) + 1
+runtime.set_threads(count)
+matmul(WeightFormat.F32, weights.ctypes.data, 0, *weights.shape, x, y)
+runtime.set_threads(1)
+one = np.empty_like(y)
+matmul(WeightFormat.F32, weights.ctypes.data, 0, *weights.shape, x, one)
+threads = len(os.listdir("/proc/self/task"))
+print(np.array_equal(y, one), threads >= count, runtime.threads_started())
+"""
+
+
+@pytest.mark.parametrize("environment", [{}, {"NUMBA_NUM_THREADS": "1"}])
+@pytest.mark.parametrize("times", [1, 8])
+def test_more_threads_than_cpus_are_started_and_change_nothing(times, environment):
+    done = subprocess.run(
+        [sys.executable, "-c", MORE, str(times)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["True"] * 3, done.stderr
+
+
+TORN = """
+import kimistream.kernels.all
+from kimistream.kernels import runtime
+from kimistream.errors import KimistreamError
+try:
+    runtime.compile_all()
+except KimistreamError as error:
+    print(error.what)
+"""
+
+
+@pytest.mark.parametrize("suffix", [".nbc", ".nbi"])
+@pytest.mark.parametrize("length", [0, 50])
+def test_a_torn_file_of_compiled_kernels_costs_compiling_that_kernel_again(tmp_path, suffix, length):
+    import kimistream.kernels.all  # noqa: F401
+
+    runtime.compile_all()
+    place = tmp_path / folder.FOLDER.name
+    shutil.copytree(folder.FOLDER, place)
+    torn = [p for name in ("bf16_direct", "_run_here") for p in place.rglob(f"*.{name}-*{suffix}")]
+    assert len(torn) >= 2
+    others = {p: p.stat().st_mtime_ns for p in place.rglob("*.nbc") if p not in torn}
+    for path in torn:
+        os.truncate(path, length)
+    done = subprocess.run(
+        [sys.executable, "-c", TORN],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    for name in ("bf16_direct", "_run_here"):
+        found = list(place.rglob(f"*.{name}-*"))
+        assert {path.suffix for path in found} == {".nbi", ".nbc"}
+        assert all(path.stat().st_size > 50 for path in found)
+    kept = [p for p in others if p.exists() and p.stat().st_mtime_ns == others[p]]
+    assert len(kept) >= len(others) - 8  # the rest was not compiled again
+
+
+def test_a_full_disk_under_the_compiled_kernels_is_told_with_their_folder(monkeypatch):
+    def full():
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OutputError, match="No space left on device") as caught:
+        runtime._kept("nothing", full)
+    assert str(folder.FOLDER) in caught.value.what
+    assert "NUMBA_CACHE_DIR" in caught.value.remedy

@@ -49,8 +49,8 @@ def glance(piece: npt.NDArray[np.uint8], width: int) -> int:
     return zero + max(signed, unsigned - (1 << (8 * width - 1)))
 
 
-_MAY_BE_ZERO = ("bias", "A_log")
-"""Ends of names of tensors that may be zero as a whole."""
+_MAY_BE_ZERO = ("bias", "A_log", ".layers.0.self_attention_res_proj.weight")
+"""Ends of names of tensors that may be zero as a whole; before the first layer's attention there is nothing to mix."""
 _ROWS_MAY_BE_ZERO = ("embed_tokens.weight", "lm_head.weight")
 """Ends of names of tensors with rows that no token uses."""
 

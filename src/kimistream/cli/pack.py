@@ -96,7 +96,8 @@ def pack(
     if json:
         print(jsonlib.dumps(_fields(packed, compared)))
     elif not quiet:
-        print("\n".join(_report(checkpoint, packed, compared)))
+        speaks = (path / "tiktoken.model").exists()
+        print("\n".join(_report(checkpoint, packed, compared, speaks)))
 
 
 class _Live:
@@ -130,7 +131,7 @@ class _Live:
         )
 
 
-def _report(checkpoint: str, packed: Packed, compared: Verified | None) -> list[str]:
+def _report(checkpoint: str, packed: Packed, compared: Verified | None, speaks: bool) -> list[str]:
     share = 100 * packed.nbytes / packed.source_bytes
     fresh = packed.source_bytes - packed.earlier_bytes
     lines = []
@@ -155,7 +156,8 @@ def _report(checkpoint: str, packed: Packed, compared: Verified | None) -> list[
             f"({clock(compared.seconds)})"
         )
     where = f"{shlex.quote(checkpoint)} --pack {shlex.quote(str(packed.path))}"
-    lines.append(f"Try: kimistream run {where} --prompt Hello")
+    prompt = "--prompt Hello" if speaks else "--ids 1,2,3"
+    lines.append(f"Try: kimistream run {where} {prompt}")
     return lines
 
 

@@ -14,6 +14,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import cfunc, njit, prange, types
+from numba.np.ufunc import parallel
 
-from kimistream.errors import UsageError
+from kimistream.errors import OutputError, UsageError
 
 from . import cores
 from .folder import FOLDER, config
@@ -34,6 +36,24 @@ OPTIONS: dict[str, Any] = {"boundscheck": False, "error_model": "numpy"}
 
 
 # ------------------------------------------------------------------ declared kernels
+def _kept(name: str, work: Callable[[], Any]) -> Any:
+    """`work`, which loads or compiles function `name`; what the folder holds of it is deleted when it is damaged."""
+    try:
+        return work()
+    except OSError as error:
+        raise OutputError(
+            f"the folder of compiled kernels, {FOLDER}, cannot be used: {error.strerror or error}",
+            "Free some space there, or set NUMBA_CACHE_DIR to a folder with 20 MB of room.",
+        ) from None
+    except Exception:  # a torn file ends in any of a dozen errors of pickle, of Numba, of LLVM
+        torn = [path for path in FOLDER.rglob(f"*.{name}-*") if path.suffix in (".nbi", ".nbc")]
+        if not torn:
+            raise
+        for path in torn:
+            path.unlink(missing_ok=True)
+        return work()
+
+
 class Kernel:
     """One function of a fixed signature, compiled on first use to a C function with an address."""
 
@@ -47,7 +67,9 @@ class Kernel:
     def compile(self) -> None:
         """Compile, or load from the folder of compiled kernels; nothing if that is done already."""
         if self._compiled is None:
-            self._compiled = cfunc(self.signature, cache=True, **OPTIONS)(self.function)
+            self._compiled = _kept(
+                self.name, lambda: cfunc(self.signature, cache=True, **OPTIONS)(self.function)
+            )
             self._address = int(self._compiled.address)
 
     @property
@@ -72,7 +94,7 @@ class _Compiled:
 
     def compile(self) -> None:
         for signature in self.signatures:
-            self.dispatcher.compile(signature)
+            _kept(self.name, partial(self.dispatcher.compile, signature))
 
 
 _declared: list[Kernel | _Compiled] = []
@@ -216,6 +238,20 @@ declare(_run_parallel, PARALLEL)
 declare(_run_here, PARALLEL)
 
 
+def _use_threads(count: int) -> None:
+    """`numba.set_num_threads`, also for more threads than Numba would have started by itself."""
+    try:
+        numba.set_num_threads(count)
+    except ValueError:
+        # It compares with the figure of its import; as many were started as its configuration said by then.
+        if not hasattr(parallel, "_set_num_threads"):
+            raise UsageError(
+                f"threads is {count}: this Numba ({numba.__version__}) starts at most one for each CPU it was told of",
+                f"Set the environment variable NUMBA_NUM_THREADS to {count} too.",
+            ) from None
+        parallel._set_num_threads(count)
+
+
 def run(piece: Kernel, arguments: npt.NDArray[np.int64], items: int) -> None:
     """Call piece(address of `arguments`, item, worker) for each item, over all compute threads.
 
@@ -231,9 +267,9 @@ def run(piece: Kernel, arguments: npt.NDArray[np.int64], items: int) -> None:
             return
         if not _started:
             _started = True
-            numba.set_num_threads(config.NUMBA_NUM_THREADS)
+            _use_threads(config.NUMBA_NUM_THREADS)
         _ticket[0] = 0
-        numba.set_num_threads(workers)
+        _use_threads(workers)
         _run_parallel(address, arguments.ctypes.data, items, workers, _ticket.ctypes.data)
 
 
