@@ -268,7 +268,9 @@ def test_a_stop_in_the_middle_goes_on_without_doing_again_what_is_done(tmp_path,
     assert any("going on with a pack that was begun" in note for note in notes)
 
 
-@pytest.mark.parametrize("damage", ["cut journal", "torn line", "wrong line", "no journal", "short partial"])
+@pytest.mark.parametrize(
+    "damage", ["cut journal", "torn line", "wrong line", "no journal", "short partial", "told twice"]
+)
 def test_a_journal_that_is_damaged_costs_work_and_never_bytes(tmp_path, right, damage):
     out = tmp_path / "a.pack"
     with pytest.raises(OutputError):
@@ -285,6 +287,8 @@ def test_a_journal_that_is_damaged_costs_work_and_never_bytes(tmp_path, right, d
         journal.write_bytes(data.replace(lines[4][20:24], b"0000", 1))
     elif damage == "no journal":
         journal.unlink()
+    elif damage == "told twice":
+        journal.write_bytes(b"".join(lines[:6] + lines[3:]))
     else:
         os.truncate(partial, 1_000_000)
     make(out)

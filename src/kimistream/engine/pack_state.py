@@ -65,14 +65,18 @@ class Journal:
             raise failed(self.path, error) from None
         lines = _lines(data)
         groups: list[Group] = []
+        told = [head]
         if lines and lines[0] == head:
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
                 for line in lines[1:]:
                     group = msgspec.json.decode(line, type=Group)
                     if group.end > size:
                         break
+                    if groups and group.end <= groups[-1].end:
+                        continue  # interrupted between noting it and knowing so, a run notes it twice
                     groups.append(group)
-        kept = b"".join(map(_line, [head, *lines[1 : len(groups) + 1]]))
+                    told.append(line)
+        kept = b"".join(map(_line, told))
         if kept != data:
             write_whole(self.path, kept)
         return groups
