@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +19,6 @@ from kimistream.checkpoint.digest import MARK_BYTES, MarkedSha256, digest_file
 from kimistream.checkpoint.header import read_header
 from kimistream.checkpoint.scan import PAGE, ZERO_PAGE, ShardScan, glance
 from kimistream.cli.app import run_app
-from kimistream.demo import path as demo_path
 from kimistream.engine import deep as deep_module
 from kimistream.engine.deep import DeepCheck, judge
 from kimistream.engine.verify import inspect
@@ -98,12 +95,6 @@ def test_a_tensor_of_zeros_is_found_without_a_manifest(tiny, name):
     (finding,) = deep_findings(tiny)
     assert (finding.file, finding.tensor, finding.what) == (SHARD, name, "nothing but zeros")
     assert finding.repair.endswith(REPAIR)
-
-
-def test_the_embedded_model_is_right(tmp_path):
-    """It has no manifest, and what may be zero in it is zero: nothing is mixed before the first layer."""
-    copy = Path(shutil.copytree(demo_path(), tmp_path / "demo"))
-    assert deep_findings(copy) == []
 
 
 def test_a_page_of_zeros_is_found_without_a_manifest(tiny):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from pathlib import Path
 
 import pytest
-from verify_fixtures import SHARD, copy_tiny, place, with_manifest
+from verify_fixtures import SHARD, copy_tiny, deep_findings, place, with_manifest
 
 from damage import flip
 from kimistream.cli.app import run_app
+from kimistream.demo import path as demo_path
 from kimistream.engine.verify import inspect
 from kimistream.errors import CheckpointError, ConfigError
 
@@ -170,3 +173,9 @@ def test_options_that_exclude_each_other_are_refused(tiny, capsys):
     assert run_app(["verify", str(tiny), "--memory", "1GB"]) == 2
     assert "--memory belongs to --golden" in capsys.readouterr().err
     assert run_app(["verify", str(tiny), "--workers", "0"]) == 2
+
+
+def test_the_embedded_model_is_right(tmp_path):
+    """It has no manifest, and what may be zero in it is zero: nothing is mixed before the first layer."""
+    copy = Path(shutil.copytree(demo_path(), tmp_path / "demo"))
+    assert deep_findings(copy) == []
